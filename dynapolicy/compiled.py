@@ -1,0 +1,143 @@
+"""``compile``, and what it compiled."""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+
+from typing import Any
+
+import attrs
+
+from .errors import BucketWarning, RecompileLimitWarning, warn
+from .policy import LEAST_ACCUMULATED, CompilePolicy
+from .targets import Target, resolve
+from .torch_compat.capabilities import Capabilities, capabilities
+from .torch_compat.entries import shared_code
+
+__all__ = ["Compiled", "compile", "compiled", "needed"]
+
+
+@attrs.frozen(eq=False)
+class Compiled:
+    """One wrapper that ``compile`` made.
+
+    Attributes:
+        target: what was compiled.
+        code: the code object that torch counts on.
+        wrapper: torch's own object, weakly.
+        isolated: a budget of its own was asked for.
+        limit: that budget, in entries.
+    """
+
+    target: Target
+    code: types.CodeType
+    wrapper: weakref.ref[Any]
+    isolated: bool
+    limit: int
+
+
+_made: list[Compiled] = []
+_made_lock = threading.Lock()
+
+
+def compiled() -> list[Compiled]:
+    """Wrappers that ``compile`` made and that are still in use."""
+    with _made_lock:
+        _made[:] = [one for one in _made if one.wrapper() is not None]
+        return list(_made)
+
+
+def needed(can: Capabilities) -> tuple[int, int]:
+    """What live isolated wrappers add up to: least recompile limit and accumulated limit, in entries.
+
+    Where torch can't isolate they share one count, and the sum must fit the plain limit.
+    """
+    sums: dict[types.CodeType, int] = {}
+    for one in compiled():
+        if one.isolated:
+            sums[one.code] = sums.get(one.code, 0) + one.limit
+    most = max(sums.values(), default=0)
+    return (0, most) if can.isolate_recompiles else (most, 4 * most)
+
+
+def compile(  # noqa: A001 - torch's own name for it
+    target: Any = None,
+    *,
+    policy: CompilePolicy | None = None,
+    isolate: bool = False,
+    dynamic: bool | None = False,
+    **options: Any,
+) -> Any:
+    """``torch.compile`` with the policy's keywords; gives torch's own object.
+
+    Args:
+        target: what to compile. Without it, the result is a decorator.
+        policy: whose keywords; where not given, those of the policy in force.
+        isolate: a budget of its own for this wrapper, where torch can (2.13 and later).
+        dynamic: as in ``torch.compile``; declared buckets bind only with ``False``.
+        options: everything else goes to ``torch.compile`` and wins over the policy.
+
+    Raises:
+        TargetError: ``target`` can't be compiled.
+    """
+    if target is None:
+        return lambda found: compile(found, policy=policy, isolate=isolate, dynamic=dynamic, **options)
+    import torch
+
+    from .apply import current_policy, refresh
+
+    policy = policy or current_policy()
+    keywords: dict[str, Any] = {}
+    what = resolve(target)
+    if policy is not None:
+        can = capabilities()
+        # Torch counts all targets of this kind together; a region of their own parts them again.
+        isolate = isolate or (what.shared and what.code is None and can.isolate_recompiles)
+        keywords = policy.compile_kwargs(target, isolate=isolate)
+        _say_what_does_not_bind(policy, what, dynamic)
+    wrapper = torch.compile(target, dynamic=dynamic, **{**keywords, **options})
+    if policy is not None and not policy.disabled:
+        _remember(wrapper, what, policy, isolate)
+        refresh()
+        _say_what_is_too_much(what, {**keywords, **options})
+    return wrapper
+
+
+def _remember(wrapper: Any, what: Target, policy: CompilePolicy, isolate: bool) -> None:
+    isolated = isolate and policy.declaration(what) is not None
+    code = what.code or shared_code()
+    with _made_lock:
+        _made.append(Compiled(what, code, weakref.ref(wrapper), isolated, policy.own_limit(what)))
+
+
+def _say_what_does_not_bind(policy: CompilePolicy, what: Target, dynamic: bool | None) -> None:
+    if dynamic is not False and policy.declaration(what) is not None:
+        warn(
+            f"{what.name} is compiled with dynamic={dynamic}: torch may fold its shapes into fewer entries, and its "
+            "declared buckets don't bind. Pass dynamic=False.",
+            BucketWarning,
+            once=("dynamic", what.name),
+            stacklevel=3,
+        )
+
+
+def _say_what_is_too_much(what: Target, keywords: dict[str, Any]) -> None:
+    limit = keywords.get("recompile_limit")
+    if not isinstance(limit, int) or limit <= LEAST_ACCUMULATED:
+        return
+    from .torch_compat.settings import find, limit_names
+
+    accumulated = find(limit_names(capabilities())[1])
+    allowed = accumulated.read() if accumulated is not None else LEAST_ACCUMULATED
+    if limit > allowed:
+        warn(
+            f"{what.name} is compiled with recompile_limit={limit}, but torch's accumulated limit stops it at "
+            f"{allowed} entries, and no keyword lifts that. Call apply_policy() first.",
+            RecompileLimitWarning,
+            once=("accumulated", what.name, limit),
+            stacklevel=3,
+        )
+
+

@@ -1,0 +1,244 @@
+"""The knob table: every environment variable, how it is read, clamped and explained.
+
+One table drives parsing, errors, the command line and ``docs/environment_variables.md``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import attrs
+
+from .errors import KnobError, KnobWarning, warn
+
+__all__ = ["KNOBS", "Knob", "KnobValue", "clamp", "format_value", "knob", "parse", "read_knobs"]
+
+Value = int | str | None
+Source = Literal["default", "argument", "environment"]
+
+#: More digits than any bound: ``int`` refuses very long texts, and clamping needs no exact value.
+_MANY_DIGITS = 20
+
+
+@attrs.frozen
+class Knob:
+    """One row of the table: a whole number with bounds, or one of some words."""
+
+    name: str
+    suffix: str
+    default: Value
+    meaning: str
+    low: int | None = None
+    high: int | None = None
+    words: tuple[str, ...] = ()
+    group: str = "policy"
+    unit: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """What may be given, for errors and documentation."""
+        if self.words:
+            return ", ".join(self.words)
+        return f"{self.low} ... {self.high}" if self.low is not None else "text"
+
+    def variable(self, prefix: str) -> str:
+        """Name of the environment variable."""
+        return prefix + self.suffix
+
+
+@attrs.frozen
+class KnobValue:
+    """A knob's value and where it came from."""
+
+    name: str
+    variable: str
+    value: Value
+    raw: str | None = attrs.field(eq=False)
+    source: Source = attrs.field(eq=False)
+    clamped: bool = attrs.field(eq=False)
+
+
+_MOST = 65536
+
+KNOBS: tuple[Knob, ...] = (
+    Knob("floor", "FLOOR", 8, "the least recompile limit", low=1, high=_MOST, unit="entries"),
+    Knob(
+        "ceil",
+        "CEIL",
+        1024,
+        "the most; above it shapes run eager, and dynapolicy says which",
+        low=1,
+        high=_MOST,
+        unit="entries",
+    ),
+    Knob(
+        "eager_headroom",
+        "EAGER_HEADROOM",
+        8,
+        "room for undeclared shapes that come at run time",
+        low=0,
+        high=_MOST,
+        unit="entries",
+    ),
+    Knob("on_limit", "ON_LIMIT", "warn", "what hitting a limit does", words=("warn", "raise")),
+    Knob(
+        "float32_matmul_precision",
+        "FLOAT32_MATMUL_PRECISION",
+        None,
+        "precision of float32 matrix products; unset leaves torch alone",
+        words=("highest", "high", "medium"),
+    ),
+    Knob("disable", "DISABLE", "0", "1: applying a policy does nothing, and says so once", words=("0", "1")),
+)
+
+
+def knob(name: str) -> Knob:
+    """The row called ``name``."""
+    return next(row for row in KNOBS if row.name == name)
+
+
+def clamp(row: Knob, number: int) -> int:
+    """The nearest number within the knob's bounds."""
+    if row.low is None or row.high is None:
+        return number
+    return max(row.low, min(row.high, number))
+
+
+def format_value(value: Value) -> str:
+    """The text that ``parse`` reads as ``value``; empty for unset."""
+    return "" if value is None else str(value)
+
+
+def parse(row: Knob, text: str, variable: str) -> Value:
+    """Read one text. Empty means unset and gives ``None``; a number is not clamped yet.
+
+    Raises:
+        KnobError: the text is no whole number in ASCII digits, or none of the allowed words.
+    """
+    stripped = text.strip()
+    if not stripped:
+        return None
+    if row.words:
+        if stripped in row.words:
+            return stripped
+    elif row.low is None:
+        return stripped
+    elif stripped.isascii() and stripped.isdigit():
+        digits = stripped.lstrip("0") or "0"
+        return int(digits) if len(digits) < _MANY_DIGITS else 10**_MANY_DIGITS
+    rule = f"Allowed is {'one of' if row.words else 'a whole number,'} {row.allowed}"
+    raise KnobError(variable, text, rule, "environment", f"Set {variable} to an allowed value or unset it")
+
+
+def check_argument(row: Knob, value: object) -> Value:
+    """A value given in code, as it is, or an error: code is not clamped.
+
+    Raises:
+        KnobError: wrong type, out of bounds, or no allowed word.
+    """
+    if row.words:
+        if isinstance(value, str) and value in row.words:
+            return value
+    elif row.low is None or row.high is None:
+        if isinstance(value, str):
+            return value
+    elif not isinstance(value, bool):
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = None
+        if number is not None and row.low <= number <= row.high:
+            return number
+    kind = "one of" if row.words else "a whole number,"
+    raise KnobError(row.name, value, f"Allowed is {kind} {row.allowed}", "argument", f"Pass an allowed {row.name}")
+
+
+def _read_one(row: Knob, environ: Mapping[str, str], argument: object, prefix: str) -> KnobValue:
+    variable = row.variable(prefix)
+    given = None if argument is None else check_argument(row, argument)
+    raw = environ.get(variable)
+    parsed = None if raw is None else parse(row, raw, variable)
+    if parsed is None:
+        source: Source = "default" if given is None else "argument"
+        return KnobValue(row.name, variable, row.default if given is None else given, None, source, False)
+    value = clamp(row, parsed) if isinstance(parsed, int) else parsed
+    return KnobValue(row.name, variable, value, raw, "environment", value != parsed)
+
+
+def read_knobs(
+    environ: Mapping[str, str],
+    arguments: Mapping[str, object],
+    prefix: str,
+    rows: Iterable[Knob] = KNOBS,
+) -> dict[str, KnobValue]:
+    """Read all knobs: the environment wins over arguments, arguments over defaults.
+
+    Raises:
+        KnobError: one error that names every bad variable and argument.
+    """
+    values: dict[str, KnobValue] = {}
+    errors: list[KnobError] = []
+    for row in rows:
+        try:
+            values[row.name] = _read_one(row, environ, arguments.get(row.name), prefix)
+        except KnobError as error:
+            errors.append(error)
+    if errors:
+        raise _joined(errors) from None
+    _warn_clamped(values.values())
+    return values
+
+
+def _joined(errors: list[KnobError]) -> KnobError:
+    if len(errors) == 1:
+        return errors[0]
+    return KnobError(
+        ", ".join(error.thing for error in errors),
+        ", ".join(str(error.value) for error in errors),
+        "; ".join(f"{error.thing}: {error.rule}" for error in errors),
+        ", ".join(dict.fromkeys(error.source for error in errors)),
+        "Correct each of them",
+    )
+
+
+def _warn_clamped(values: Iterable[KnobValue]) -> None:
+    for record in values:
+        if record.clamped:
+            warn(
+                f"{record.variable}={record.raw!r} is outside {knob_allowed(record.name)}; {record.value} is used.",
+                KnobWarning,
+                stacklevel=4,
+            )
+
+
+def knob_allowed(name: str) -> str:
+    """The allowed values of a knob, in words."""
+    return knob(name).allowed
+
+
+def settle_bounds(values: dict[str, KnobValue]) -> dict[str, KnobValue]:
+    """FLOOR over CEIL: a default yields to a value that was set.
+
+    Raises:
+        KnobError: both were set.
+    """
+    floor, ceil = values["floor"], values["ceil"]
+    if int(floor.value or 0) <= int(ceil.value or 0):
+        return values
+    if floor.source == "default":
+        return {**values, "floor": attrs.evolve(floor, value=ceil.value, clamped=True)}
+    if ceil.source == "default":
+        return {**values, "ceil": attrs.evolve(ceil, value=floor.value, clamped=True)}
+    raise KnobError(
+        f"{_known_as(floor)} and {_known_as(ceil)}",
+        f"{floor.value} and {ceil.value}",
+        "The floor may not be over the ceiling",
+        f"{floor.source} and {ceil.source}",
+        f"Lower {_known_as(floor)} or raise {_known_as(ceil)}",
+    )
+
+
+def _known_as(record: KnobValue) -> str:
+    return record.variable if record.source == "environment" else record.name

@@ -13,7 +13,7 @@ import attrs
 
 from .errors import KnobError, KnobWarning, warn
 
-__all__ = ["KNOBS", "Knob", "KnobValue", "clamp", "format_value", "knob", "parse", "read_knobs"]
+__all__ = ["KNOBS", "Knob", "KnobValue", "clamp", "format_value", "knob", "parse", "read_knobs", "rows_of"]
 
 Value = int | str | None
 Source = Literal["default", "argument", "environment"]
@@ -94,6 +94,11 @@ KNOBS: tuple[Knob, ...] = (
 )
 
 
+def rows_of(group: str) -> tuple[Knob, ...]:
+    """The rows of one group: ``"policy"``, and what other parts of the library read."""
+    return tuple(row for row in KNOBS if row.group == group)
+
+
 def knob(name: str) -> Knob:
     """The row called ``name``."""
     return next(row for row in KNOBS if row.name == name)
@@ -171,7 +176,7 @@ def read_knobs(
     environ: Mapping[str, str],
     arguments: Mapping[str, object],
     prefix: str,
-    rows: Iterable[Knob] = KNOBS,
+    rows: Iterable[Knob],
 ) -> dict[str, KnobValue]:
     """Read all knobs: the environment wins over arguments, arguments over defaults.
 

@@ -11,7 +11,7 @@ import attrs
 
 from .declare import Declaration, collect
 from .errors import CeilingError, CeilingWarning, KnobError, SettingError, warn
-from .knobs import KnobValue, Value, read_knobs, settle_bounds
+from .knobs import KnobValue, Value, read_knobs, rows_of, settle_bounds
 from .targets import Target, resolve
 
 __all__ = ["CompilePolicy", "RecompileLimits"]
@@ -83,7 +83,7 @@ class CompilePolicy:
         settings: Mapping[str, SettingValue] | None = None,
     ) -> None:
         arguments = _arguments(floor, ceil, eager_headroom, on_limit, float32_matmul_precision)
-        self._fill(buckets, settings, read_knobs({}, arguments, "DYNAPOLICY_"))
+        self._fill(buckets, settings, read_knobs({}, arguments, "DYNAPOLICY_", rows_of("policy")))
 
     @classmethod
     def from_env(
@@ -109,7 +109,7 @@ class CompilePolicy:
             KnobError: one error for all variables and arguments that are not allowed.
         """
         arguments = _arguments(floor, ceil, eager_headroom, on_limit, float32_matmul_precision)
-        values = read_knobs(os.environ if environ is None else environ, arguments, prefix)
+        values = read_knobs(os.environ if environ is None else environ, arguments, prefix, rows_of("policy"))
         policy = cls.__new__(cls)
         policy._fill(buckets, settings, values)
         return policy

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import attrs
 
 from .compiled import needed
 from .errors import BucketWarning, KnobWarning, RestoreError, ScopeWarning, SettingWarning, TooLateWarning, warn
-from .layers import Ask, ProcessStack, Standing, asks_of, lock, push_here
+from .layers import Ask, ProcessStack, Standing, asks_of, push_here
+from .locks import lock
 from .policy import CompilePolicy
 from .targets import code_named
 from .torch_compat.capabilities import Capabilities, capabilities
@@ -36,10 +37,10 @@ class AppliedPolicy:
         scope: where it holds: ``"process"``, ``"context"``, or ``"none"`` where it is disabled.
     """
 
-    def __init__(self, policy: CompilePolicy, scope: str, undo: _Undo | None) -> None:
+    def __init__(self, policy: CompilePolicy, scope: str, held: _Held | None) -> None:
         self.policy = policy
         self.scope = scope
-        self._undo = undo
+        self._held = held
         self._entered = False
         self._restored = False
 
@@ -51,12 +52,12 @@ class AppliedPolicy:
         Raises:
             RestoreError: twice, out of order, or a context's policy from elsewhere; nothing changes.
         """
-        if self._undo is None:
+        if self._held is None:
             return
         with lock:
             if self._restored:
                 raise self._refused("It is restored already", "Restore a policy once")
-            problem = self._undo()
+            problem = self._held.take_back()
             if problem is not None:
                 raise self._refused(*problem)
             self._restored = True
@@ -156,14 +157,10 @@ def _apply(policy: CompilePolicy, scope: Scope, exact: bool, can: Capabilities) 
         return AppliedPolicy(policy, scope, None)
     asks = asks_of(policy, can, exact=exact, raises=_raises())
     _say_too_late(policy, can)
-    if not can.process_lever:
-        undo: _Undo = _UndoPublic(policy, asks, exact, context=scope == "context")
-    elif scope == "context":
-        undo = _UndoContext(policy, asks, exact)
-    else:
-        undo = _UndoProcess(policy, asks, exact)
+    kind = _ByAssignment if not can.process_lever else _InContext if scope == "context" else _InProcess
+    held = kind(policy, asks, exact)
     refresh()
-    return AppliedPolicy(policy, scope, undo)
+    return AppliedPolicy(policy, scope, held)
 
 
 def _equal_in_force(policy: CompilePolicy, scope: Scope, exact: bool) -> Standing | None:
@@ -220,11 +217,11 @@ def _say_too_late(policy: CompilePolicy, can: Capabilities) -> None:
 Problem = tuple[str, str] | None
 
 
-class _Undo:
-    """Takes a policy back when called, or says why it can't."""
+class _Held(Protocol):
+    """A policy in force. Making one puts it there."""
 
-    def __call__(self) -> Problem:
-        raise NotImplementedError
+    def take_back(self) -> Problem:
+        """Restore what was found, or change nothing and say why and what to do instead."""
 
 
 class _Precision:
@@ -238,40 +235,43 @@ class _Precision:
         if self.before is None:
             message = "Torch can't read its float32 matmul precision back (it was set per backend); it is left alone."
             warn(message, SettingWarning, once="precision", stacklevel=6)
-        elif self.before != self.asked:
-            if compiled_something():
-                message = (
-                    f"float32_matmul_precision changes to {self.asked!r} after something compiled: every graph that "
-                    "is called again gets another cache entry."
-                )
-                warn(message, TooLateWarning, once=("precision", self.asked), stacklevel=6)
+        elif self.before != self.asked and compiled_something():
+            message = (
+                f"float32_matmul_precision changes to {self.asked!r} after something compiled: every graph that "
+                "is called again gets another cache entry."
+            )
+            warn(message, TooLateWarning, once=("precision", self.asked), stacklevel=6)
+
+    def put(self) -> None:
+        if self.asked is not None and self.before is not None:
             set_matmul_precision(self.asked)
 
-    def undo(self) -> None:
+    def take_back(self) -> None:
         if self.before is not None and matmul_precision() == self.asked:
             set_matmul_precision(self.before)
 
 
-class _UndoProcess(_Undo):
+class _InProcess:
     """Every context: the process's values of the overrides."""
 
     def __init__(self, policy: CompilePolicy, asks: tuple[Ask, ...], exact: bool) -> None:
+        self.precision = _Precision(policy)
         self.standing = Standing(policy, asks, Layer({}, of_process=True), exact)
         _process.standing.append(self.standing)
         push_here(asks, self.standing.layer)
-        self.precision = _Precision(policy)
+        self.precision.put()
 
-    def __call__(self) -> Problem:
+    def take_back(self) -> Problem:
         if _process.standing[-1] is not self.standing:
             return f"{_process.standing[-1].policy!r} was applied after it", "Restore that one first"
         _process.standing.pop()
         self.standing.layer.live = False
         _process.settle(_extra(capabilities()))
-        self.precision.undo()
+        self.precision.take_back()
         return None
 
 
-class _InContext(_Undo):
+class _OfContext:
     """What belongs to one context: only there it can be taken back."""
 
     def __init__(self, policy: CompilePolicy, asks: tuple[Ask, ...], exact: bool) -> None:
@@ -281,7 +281,7 @@ class _InContext(_Undo):
         self.standing = Standing(policy, asks, Layer({}, of_process=False), exact)
         self.token: Token[Any] = _here.set((*_standing_here(), self.standing))
 
-    def __call__(self) -> Problem:
+    def take_back(self) -> Problem:
         here = _standing_here()
         if self.standing in here and here[-1] is not self.standing:
             return f"{here[-1].policy!r} was applied after it", "Restore that one first"
@@ -293,7 +293,7 @@ class _InContext(_Undo):
         return None
 
 
-class _UndoContext(_InContext):
+class _InContext(_OfContext):
     """This context: a frame on top of what it holds."""
 
     def __init__(self, policy: CompilePolicy, asks: tuple[Ask, ...], exact: bool) -> None:
@@ -303,24 +303,24 @@ class _UndoContext(_InContext):
             self.standing.layer.values[override] = ask.over(override.value())
             override.push(self.standing.layer)
 
-    def __call__(self) -> Problem:
-        problem = super().__call__()
+    def take_back(self) -> Problem:
+        problem = super().take_back()
         if problem is None:
             _process.settle(_extra(capabilities()))
         return problem
 
 
-class _UndoPublic(_InContext):
+class _ByAssignment(_OfContext):
     """No lever: plain assignment, and the previous value assigned again."""
 
-    def __init__(self, policy: CompilePolicy, asks: tuple[Ask, ...], exact: bool, *, context: bool) -> None:
+    def __init__(self, policy: CompilePolicy, asks: tuple[Ask, ...], exact: bool) -> None:
         super().__init__(policy, asks, exact)
         self.before = [(ask.setting, ask.setting.read()) for ask in asks]
         for ask, (_, found) in zip(asks, self.before, strict=True):
             ask.setting.write(ask.over(found))
 
-    def __call__(self) -> Problem:
-        problem = super().__call__()
+    def take_back(self) -> Problem:
+        problem = super().take_back()
         if problem is None:
             for setting, found in self.before:
                 setting.write(found)

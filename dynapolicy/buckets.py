@@ -49,7 +49,7 @@ class ShapeBuckets:
         self._fill(dict.fromkeys(shapes, _size("variants", variants)))
 
     def _fill(self, variants: dict[Shape, int]) -> None:
-        self.__attrs_init__(tuple(sorted(variants.items())))  # type: ignore[attr-defined]
+        self.__attrs_init__(tuple(sorted(variants.items())))
 
     @classmethod
     def _from(cls, variants: dict[Shape, int]) -> ShapeBuckets:

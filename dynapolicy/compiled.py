@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import types
 import weakref
 
@@ -11,6 +10,7 @@ from typing import Any
 import attrs
 
 from .errors import BucketWarning, RecompileLimitWarning, warn
+from .locks import lock
 from .policy import LEAST_ACCUMULATED, CompilePolicy
 from .targets import Target, resolve
 from .torch_compat.capabilities import Capabilities, capabilities
@@ -28,7 +28,7 @@ class Compiled:
         code: the code object that torch counts on.
         wrapper: torch's own object, weakly.
         isolated: a budget of its own was asked for.
-        limit: that budget, in entries.
+        limit: that budget, in entries; 0 where nothing was declared.
     """
 
     target: Target
@@ -39,12 +39,11 @@ class Compiled:
 
 
 _made: list[Compiled] = []
-_made_lock = threading.Lock()
 
 
 def compiled() -> list[Compiled]:
     """Wrappers that ``compile`` made and that are still in use."""
-    with _made_lock:
+    with lock:
         _made[:] = [one for one in _made if one.wrapper() is not None]
         return list(_made)
 
@@ -98,18 +97,18 @@ def compile(  # noqa: A001 - torch's own name for it
         keywords = policy.compile_kwargs(target, isolate=isolate)
         _say_what_does_not_bind(policy, what, dynamic)
     wrapper = torch.compile(target, dynamic=dynamic, **{**keywords, **options})
-    if policy is not None and not policy.disabled:
-        _remember(wrapper, what, policy, isolate)
-        refresh()
-        _say_what_is_too_much(what, {**keywords, **options})
+    _remember(wrapper, what, policy, isolate)
+    refresh()
+    _say_what_is_too_much(what, {**keywords, **options})
     return wrapper
 
 
-def _remember(wrapper: Any, what: Target, policy: CompilePolicy, isolate: bool) -> None:
-    isolated = isolate and policy.declaration(what) is not None
-    code = what.code or shared_code()
-    with _made_lock:
-        _made.append(Compiled(what, code, weakref.ref(wrapper), isolated, policy.own_limit(what)))
+def _remember(wrapper: Any, what: Target, policy: CompilePolicy | None, isolate: bool) -> None:
+    declared = policy is not None and policy.declaration(what) is not None
+    limit = policy.own_limit(what) if policy is not None and declared else 0
+    with lock:
+        made = Compiled(what, what.code or shared_code(), weakref.ref(wrapper), isolate and declared, limit)
+        _made.append(made)
 
 
 def _say_what_does_not_bind(policy: CompilePolicy, what: Target, dynamic: bool | None) -> None:

@@ -6,8 +6,9 @@ in an executor's worker process and read in its parent.
 
 from __future__ import annotations
 
-import threading
 import warnings
+
+from .locks import lock
 
 __all__ = [
     "BucketError",
@@ -123,14 +124,13 @@ class RecompileLimitWarning(DynapolicyWarning):
 
 
 _said: set[object] = set()
-_said_lock = threading.Lock()
 
 
 def warn(message: str, category: type[DynapolicyWarning], *, once: object = None, stacklevel: int = 2) -> None:
     """Warn; with ``once``, only the first time in this process for that key."""
     if once is not None:
         key = (category, once)
-        with _said_lock:
+        with lock:
             if key in _said:
                 return
             _said.add(key)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,12 +13,7 @@ from .torch_compat.capabilities import Capabilities
 from .torch_compat.override import Layer, Override, same
 from .torch_compat.settings import SHAPE_WARN_LIMITS, Setting, checked, find, limit_names, touch
 
-__all__ = ["Ask", "ProcessStack", "asks_of", "lock", "push_here"]
-
-#: Guards every change of what is in force. A fork waits for it, so that no child inherits it locked.
-lock = threading.RLock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+__all__ = ["Ask", "ProcessStack", "asks_of", "push_here"]
 
 
 @attrs.frozen
@@ -110,7 +103,7 @@ class Standing:
 
 
 class ProcessStack:
-    """Policies that hold in every context of the process, the newest last. Change it under ``lock``."""
+    """Policies that hold in every context of the process, the newest last. Change it under ``locks.lock``."""
 
     def __init__(self) -> None:
         self.standing: list[Standing] = []

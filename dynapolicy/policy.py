@@ -125,7 +125,7 @@ class CompilePolicy:
                 "settings",
                 'Drop it, or use on_limit="warn"',
             )
-        self.__attrs_init__(collect(buckets), checked, tuple(values.values()))  # type: ignore[attr-defined]
+        self.__attrs_init__(collect(buckets), checked, tuple(values.values()))
         self._check_ceiling()
 
     def _check_ceiling(self) -> None:
@@ -277,7 +277,7 @@ class CompilePolicy:
             rule = f"It is no policy in JSON: {error}"
             raise KnobError("from_json", text, rule, "argument", "Pass what to_json() gave") from None
         policy = cls.__new__(cls)
-        policy.__attrs_init__(declarations, settings, values)  # type: ignore[attr-defined]
+        policy.__attrs_init__(declarations, settings, values)
         return policy
 
 

@@ -213,7 +213,7 @@ def is_context_local(config: Any) -> bool:
     """Whether a value set on one thread is unseen by others: torch 2.12 and later."""
     try:
         entry = next(iter(config._config.values()))
-        return isinstance(_slot(entry), (ContextVar, Override)) and not _is_plain(entry)
+        return isinstance(entry.user_override, (ContextVar, Override))
     except (AttributeError, StopIteration):
         return False
 
@@ -222,10 +222,6 @@ def _slot(entry: Any) -> Any:
     # Old entries keep the mark for unset on their class.
     there = entry.__dict__.get("dynapolicy_override")
     return entry.user_override if there is None else there
-
-
-def _is_plain(entry: Any) -> bool:
-    return isinstance(getattr(type(entry), "user_override", None), _Watched)
 
 
 def base_value(entry: Any, unset: Any) -> Callable[[], Any]:
@@ -294,7 +290,7 @@ def probe(config: Any) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
-def _tried(config: Any, name: str, stand_in: _Probe) -> str | None:
+def _tried(config: Any, name: str, stand_in: Any) -> str | None:
     wrote, read = 12345, 54321
     setattr(config, name, wrote)
     if stand_in.answer != wrote:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
+import re
 from contextvars import ContextVar
-from importlib import resources
 from typing import Any
 
 import attrs
@@ -106,6 +105,8 @@ def limit_names(can: Capabilities) -> tuple[str, str, str]:
 @functools.cache
 def known_names() -> frozenset[str]:
     """Names of the settings that torch 2.6 to 2.15 have, or some of them."""
+    from importlib import resources
+
     text = resources.files(__package__).joinpath("known_settings.txt").read_text("utf-8")
     return frozenset(text.split())
 
@@ -137,6 +138,8 @@ def checked(name: str, value: Any, once: object) -> Setting | None:
 
 
 def _near(name: str) -> str:
+    import difflib
+
     near = difflib.get_close_matches(name, known_names(), n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(near)}?".rstrip("?") if near else "Correct its name"
 
@@ -145,18 +148,16 @@ def _problem(setting: Setting, value: Any) -> str | None:
     held = getattr(setting.entry, "default", None) if setting.entry is not None else setting.read()
     if isinstance(held, (list, dict, set, tuple)):
         return "It holds a collection, which torch copies into each context"
-    allowed = {bool: (bool,), int: (int,), float: (int,), str: (str,)}.get(type(held))
-    if allowed is None or type(value) in allowed or _union_allows(setting, value):
-        return None
-    return f"It takes {type(held).__name__}"
-
-
-def _union_allows(setting: Setting, value: Any) -> bool:
-    """Some settings take a bool or a word; their annotation says so."""
     annotation = str(getattr(setting.entry, "value_type", ""))
-    return type(value).__name__ in annotation.replace("typing.", "") or (
-        isinstance(value, str) and "Literal" in annotation and repr(value) in annotation
-    )
+    allowed = set(re.findall(r"\b(?:bool|int|float|str)\b", annotation))
+    if held is not None:
+        allowed.add(type(held).__name__)
+    if "float" in allowed:
+        allowed.add("int")
+    words = "Literal" in annotation and isinstance(value, str)
+    if repr(value) in annotation if words else not allowed or type(value).__name__ in allowed:
+        return None
+    return f"It takes {annotation if words else ' or '.join(sorted(allowed))}"
 
 
 def _forced(setting: Setting) -> bool:

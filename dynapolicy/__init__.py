@@ -1,63 +1,87 @@
 """One owner for a program's torch.compile configuration.
 
-Importing this package loads no torch and changes nothing.
+Importing this package loads no torch, changes nothing, and loads each part on first use.
 """
 
 from __future__ import annotations
 
-from .apply import AppliedPolicy, apply_policy, current_policy, initializer
-from .buckets import ShapeBuckets
-from .compiled import compile  # noqa: A004 - torch's own name for it
-from .errors import (
-    BucketError,
-    BucketWarning,
-    CeilingError,
-    CeilingWarning,
-    DynapolicyError,
-    DynapolicyWarning,
-    KnobError,
-    KnobWarning,
-    RecompileLimitWarning,
-    RecoverError,
-    RestoreError,
-    ScopeWarning,
-    SettingError,
-    SettingWarning,
-    TargetError,
-    TooLateWarning,
-    UnsupportedTorchWarning,
-)
-from .policy import CompilePolicy, RecompileLimits
-from .torch_compat import Capabilities, capabilities
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .apply import AppliedPolicy as AppliedPolicy
+    from .apply import apply_policy as apply_policy
+    from .apply import current_policy as current_policy
+    from .apply import initializer as initializer
+    from .buckets import ShapeBuckets as ShapeBuckets
+    from .compiled import compile as compile  # noqa: A004 - torch's own name for it
+    from .errors import BucketError as BucketError
+    from .errors import BucketWarning as BucketWarning
+    from .errors import CeilingError as CeilingError
+    from .errors import CeilingWarning as CeilingWarning
+    from .errors import DynapolicyError as DynapolicyError
+    from .errors import DynapolicyWarning as DynapolicyWarning
+    from .errors import KnobError as KnobError
+    from .errors import KnobWarning as KnobWarning
+    from .errors import RecompileLimitWarning as RecompileLimitWarning
+    from .errors import RecoverError as RecoverError
+    from .errors import RestoreError as RestoreError
+    from .errors import ScopeWarning as ScopeWarning
+    from .errors import SettingError as SettingError
+    from .errors import SettingWarning as SettingWarning
+    from .errors import TargetError as TargetError
+    from .errors import TooLateWarning as TooLateWarning
+    from .errors import UnsupportedTorchWarning as UnsupportedTorchWarning
+    from .policy import CompilePolicy as CompilePolicy
+    from .policy import RecompileLimits as RecompileLimits
+    from .torch_compat.capabilities import Capabilities as Capabilities
+    from .torch_compat.capabilities import capabilities as capabilities
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AppliedPolicy",
-    "BucketError",
-    "BucketWarning",
-    "Capabilities",
-    "CeilingError",
-    "CeilingWarning",
-    "CompilePolicy",
-    "DynapolicyError",
-    "DynapolicyWarning",
-    "KnobError",
-    "KnobWarning",
-    "RecompileLimitWarning",
-    "RecompileLimits",
-    "RecoverError",
-    "RestoreError",
-    "ScopeWarning",
-    "SettingError",
-    "SettingWarning",
-    "ShapeBuckets",
-    "TargetError",
-    "TooLateWarning",
-    "UnsupportedTorchWarning",
-    "apply_policy",
-    "capabilities",
-    "compile",
-    "current_policy",
-    "initializer",
-]
+#: Where each public name lives; the imports above say the same to type checkers.
+_HOME = {
+    "AppliedPolicy": "apply",
+    "BucketError": "errors",
+    "BucketWarning": "errors",
+    "Capabilities": "torch_compat.capabilities",
+    "CeilingError": "errors",
+    "CeilingWarning": "errors",
+    "CompilePolicy": "policy",
+    "DynapolicyError": "errors",
+    "DynapolicyWarning": "errors",
+    "KnobError": "errors",
+    "KnobWarning": "errors",
+    "RecompileLimitWarning": "errors",
+    "RecompileLimits": "policy",
+    "RecoverError": "errors",
+    "RestoreError": "errors",
+    "ScopeWarning": "errors",
+    "SettingError": "errors",
+    "SettingWarning": "errors",
+    "ShapeBuckets": "buckets",
+    "TargetError": "errors",
+    "TooLateWarning": "errors",
+    "UnsupportedTorchWarning": "errors",
+    "apply_policy": "apply",
+    "capabilities": "torch_compat.capabilities",
+    "compile": "compiled",
+    "current_policy": "apply",
+    "initializer": "apply",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one list of names
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -88,8 +88,12 @@ def _innermost(target: Any) -> Any:
 
 def _one_step(target: Any) -> Any:
     fields = getattr(target, "__dict__", {})
-    if "_torchdynamo_orig_callable" in fields:
+    # A functools.wraps around a compiled function copies its attributes, but is another object; before
+    # torch 2.11 there is no id, and torch itself follows the copy.
+    if "_torchdynamo_orig_callable" in fields and fields.get("_torchdynamo_wrapper_id", id(target)) == id(target):
         return fields["_torchdynamo_orig_callable"]
+    if isinstance(target, types.MethodType) and target.__name__ in ("_wrapped_call_impl", "_call_impl"):
+        return target.__self__
     if isinstance(target, (staticmethod, classmethod, types.MethodType)):
         return target.__func__
     if isinstance(target, type):

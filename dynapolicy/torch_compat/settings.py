@@ -169,26 +169,6 @@ def _forced(setting: Setting) -> bool:
 # -- what torch remembers of its settings ------------------------------------------------------------
 
 
-class _Fresh:
-    """A context variable of torch's that says "outdated" until it was read after the last change."""
-
-    def __init__(self, name: str, outdated: Any) -> None:
-        self._var: ContextVar[tuple[int, Any]] = ContextVar(name, default=(-1, outdated))
-        self._outdated = outdated
-        self.change = 0
-
-    def get(self) -> Any:
-        change, value = self._var.get()
-        if change == self.change:
-            return value
-        self._var.set((self.change, self._outdated))
-        return self._outdated
-
-    def set(self, value: Any) -> Any:
-        # The change that was seen last is kept: one that came meanwhile must not be called seen.
-        return self._var.set((self._var.get()[0], value))
-
-
 #: Per context since torch 2.12: whether its hash and its copy of all settings are outdated.
 _REMEMBERED = {"_hash_dirty_var": True, "_get_dict_dirty_keys_var": None}
 
@@ -196,13 +176,12 @@ _REMEMBERED = {"_hash_dirty_var": True, "_get_dict_dirty_keys_var": None}
 def touch(module: Any) -> None:
     """Settings of ``module`` changed for other contexts too: nothing remembered of them is used again.
 
-    Without this a context would look inductor's caches up under the settings of before.
+    Without this a context would look inductor's caches up under the settings of before. A new
+    variable says "outdated" in every context at once, and costs a compiled call nothing: torch
+    writes these variables on each call of a function compiled with ``dynamic=False``.
     """
     if hasattr(module, "_is_dirty"):
         module._is_dirty = True
     for name, outdated in _REMEMBERED.items():
-        there = getattr(module, name, None)
-        if isinstance(there, _Fresh):
-            there.change += 1
-        elif isinstance(there, ContextVar):
-            setattr(module, name, _Fresh(name, outdated))
+        if isinstance(getattr(module, name, None), ContextVar):
+            setattr(module, name, ContextVar(name, default=outdated))

@@ -6,15 +6,16 @@ variable's place and answers with the policy's value wherever the context holds 
 
 What a context holds is a chain, newest first:
 
-* a plain value: written while nobody watched, before the first policy;
-* ``Write``: written under a policy, together with what was read just before;
+* a plain value: written while nobody watched, before the first policy of the process;
+* ``Write``: written since then, together with what was read just before;
 * ``Frame``: a policy that was applied in this very context, on top of what it found there.
 
 A restored policy only marks its layer as dead. Every context skips dead frames when it reads, so a
 restore on one thread is exact on all of them, and no context is ever written from outside.
 
 Torch's ``patch`` ends by writing back what it had read. Such a write is recognised by that value,
-and takes the ``Write`` away instead of leaving an override that shadows the next policy.
+and takes the ``Write`` away, wherever in the chain it is, instead of leaving an override that
+shadows the next policy. So patches and policies may begin and end in any order.
 
 Before torch 2.12 the same chain lives in one cell for the whole process.
 """
@@ -22,13 +23,17 @@ Before torch 2.12 the same chain lives in one cell for the whole process.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 import attrs
 
 __all__ = ["Frame", "Layer", "Override", "Write", "install", "is_context_local", "probe"]
+
+#: Patches that may be open at once. Past it a write takes the place of the last one, so that
+#: a loop of assignments doesn't grow a chain.
+_MOST_WRITES = 32
 
 
 class Layer:
@@ -54,6 +59,11 @@ class Write:
     seen: Any
     under: Any
 
+    @property
+    def changes_nothing(self) -> bool:
+        """The value was there already: the context goes on to take what it inherits."""
+        return same(self.value, self.seen)
+
 
 @attrs.frozen(eq=False)
 class Frame:
@@ -68,7 +78,6 @@ class Cell(Protocol):
 
     def get(self) -> Any: ...
     def set(self, value: Any) -> Any: ...
-    def reset(self, token: Any) -> None: ...
 
 
 class ProcessCell:
@@ -82,13 +91,8 @@ class ProcessCell:
         return self.value
 
     def set(self, value: Any) -> Any:
-        """Write it; the result serves ``reset``."""
-        before, self.value = self.value, value
-        return before
-
-    def reset(self, token: Any) -> None:
-        """Write back what ``set`` replaced."""
-        self.value = token
+        """Write it."""
+        self.value = value
 
 
 def same(one: Any, other: Any) -> bool:
@@ -114,15 +118,24 @@ class Override:
 
     def get(self) -> Any:
         """The override of this context as torch shall see it."""
-        return self._read(self.held())
+        top = self._top()
+        if type(top) is Write:
+            return top.value
+        if type(top) is Frame:
+            return self.process if top.layer.of_process else top.layer.values[self]
+        return self.process if self._inherits(top) else top
 
     def set(self, value: Any) -> Any:
         """Somebody assigns in this context; the result serves ``reset``."""
-        return self._cell.set(self._after(self.held(), value))
+        before = self._cell.get()
+        self._cell.set(self._after(before, value))
+        return before
 
     def reset(self, token: Any) -> None:
-        """Undo one ``set`` of this context."""
-        self._cell.reset(token)
+        """Undo everything since a ``set`` of this context, but the policies that came meanwhile."""
+        known = _layers(token)
+        since = [layer for layer in _layers(self._cell.get()) if layer not in known]
+        self._cell.set(_on_top(since, token))
 
     # -- what policies call --------------------------------------------------------------------
 
@@ -135,12 +148,12 @@ class Override:
 
     def own(self) -> Any:
         """The deliberate value of this context, or ``unset`` where it takes what it inherits."""
-        held = self.held()
-        if type(held) is Write:
-            return held.value
-        if type(held) is Frame:
-            return self.unset if held.layer.of_process else held.layer.values[self]
-        return self.unset if same(held, self.base()) else held
+        top = self._top()
+        if type(top) is Write:
+            return top.value
+        if type(top) is Frame:
+            return self.unset if top.layer.of_process else top.layer.values[self]
+        return self.unset if same(top, self.base()) else top
 
     def value(self) -> Any:
         """What a read in this context gives."""
@@ -157,43 +170,55 @@ class Override:
 
     # -- the rules -----------------------------------------------------------------------------
 
-    def _read(self, held: Any) -> Any:
-        if type(held) is Write:
-            return held.value
-        if type(held) is Frame:
-            return self.process if held.layer.of_process else held.layer.values[self]
-        return self.process if self._inherits(held) else held
+    def _top(self) -> Any:
+        """What decides here: the newest write that changed something, or policy that is in force."""
+        held = self._cell.get()
+        while (type(held) is Frame and not held.layer.live) or (type(held) is Write and held.changes_nothing):
+            held = held.under
+        return held
 
     def _inherits(self, held: Any) -> bool:
         """Nothing is held, or what torch's ``patch`` wrote back before any policy: the factory value."""
         return held is self.unset or (self.process is not self.unset and same(held, self.base()))
 
     def _after(self, held: Any, value: Any) -> Any:
-        if type(held) is Write:
-            written_back = value is self.unset or same(value, held.seen)
-            return held.under if written_back else attrs.evolve(held, value=value)
-        if type(held) is not Frame and self.process is self.unset:
-            return value
-        if value is self.unset:
-            return held if type(held) is Frame else self.unset
-        if type(held) is not Frame and not self._inherits(held):
-            return self.unset if same(value, self.base()) else value
-        read = self._read(held)
-        if same(value, read):
-            return held
-        below = self._without(held, value)
-        return Write(value, read, held) if below is held else below
+        """What this context holds after ``value`` was assigned."""
+        layers, writes = [], 0
+        at = held
+        while type(at) in (Frame, Write):
+            if type(at) is Frame:
+                layers.append(at.layer)
+            elif value is self.unset or same(value, at.seen):
+                return _on_top(layers, at.under)
+            else:
+                writes += 1
+            at = at.under
+        if value is self.unset or (not writes and self._ends_plain(at, value)):
+            return _on_top(layers, self.unset)
+        if type(held) is Write and writes >= _MOST_WRITES:
+            return attrs.evolve(held, value=value)
+        return Write(value, self.value(), held)
 
-    def _without(self, held: Any, value: Any) -> Any:
-        """``held``, less the write below its frames that ``value`` takes back."""
+    def _ends_plain(self, plain: Any, value: Any) -> bool:
+        """A patch that was entered before the first policy writes the factory value back."""
+        return plain is not self.unset and same(value, self.base()) and not same(plain, self.base())
+
+
+def _on_top(layers: Iterable[Layer], under: Any) -> Any:
+    """``under``, below the frames of those layers that are in force; the newest comes first."""
+    for layer in reversed([one for one in layers if one.live]):
+        under = Frame(layer, under)
+    return under
+
+
+def _layers(held: Any) -> list[Layer]:
+    """The policies that a chain holds frames of, the newest first."""
+    found = []
+    while type(held) in (Frame, Write):
         if type(held) is Frame:
-            under = self._without(held.under, value)
-            return held if under is held.under else Frame(held.layer, under)
-        if type(held) is Write:
-            return held.under if same(value, held.seen) else held
-        if held is self.unset or same(held, self.base()) or not same(value, self.base()):
-            return held
-        return self.unset
+            found.append(held.layer)
+        held = held.under
+    return found
 
 
 # -- putting it in torch's place --------------------------------------------------------------------
@@ -286,7 +311,7 @@ def probe(config: Any) -> str | None:
             entry.__class__ = cls
             entry.__dict__.clear()
             entry.__dict__.update(fields)
-    except Exception as error:  # noqa: BLE001 - any surprise here means that torch has changed
+    except Exception as error:  # any surprise here means that torch has changed
         return f"{type(error).__name__}: {error}"
 
 

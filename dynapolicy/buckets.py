@@ -54,7 +54,7 @@ class ShapeBuckets:
     @classmethod
     def _from(cls, variants: dict[Shape, int]) -> ShapeBuckets:
         made = cls.__new__(cls)
-        made._fill(variants)
+        made._fill(variants)  # noqa: SLF001 - it is this very class
         return made
 
     @classmethod

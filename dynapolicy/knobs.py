@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
 from .errors import KnobError, KnobWarning, warn
 
-__all__ = ["KNOBS", "Knob", "KnobValue", "clamp", "format_value", "knob", "parse", "read_knobs", "rows_of"]
+__all__ = [
+    "KNOBS",
+    "Knob",
+    "KnobValue",
+    "clamp",
+    "format_value",
+    "from_records",
+    "knob",
+    "parse",
+    "read_knobs",
+    "rows_of",
+]
 
 Value = int | str | None
 Source = Literal["default", "argument", "environment"]
 
 #: More digits than any bound: ``int`` refuses very long texts, and clamping needs no exact value.
 _MANY_DIGITS = 20
+
+#: Longer texts are shown in part, in characters.
+_LONG = 60
 
 
 @attrs.frozen
@@ -35,6 +49,8 @@ class Knob:
     words: tuple[str, ...] = ()
     group: str = "policy"
     unit: str = ""
+    #: Read where it is used and never recorded: what is shown of it is only whether it is set.
+    secret: bool = False
 
     @property
     def allowed(self) -> str:
@@ -53,7 +69,7 @@ class KnobValue:
     """A knob's value and where it came from."""
 
     name: str
-    variable: str
+    variable: str = attrs.field(eq=False)
     value: Value
     raw: str | None = attrs.field(eq=False)
     source: Source = attrs.field(eq=False)
@@ -91,6 +107,49 @@ KNOBS: tuple[Knob, ...] = (
         words=("highest", "high", "medium"),
     ),
     Knob("disable", "DISABLE", "0", "1: applying a policy does nothing, and says so once", words=("0", "1")),
+    Knob(
+        "compile_threads",
+        "COMPILE_THREADS",
+        None,
+        "the most compile workers; unset leaves it to what the machine bears",
+        low=1,
+        high=1024,
+        group="workers",
+        unit="processes",
+    ),
+    Knob(
+        "worker_start",
+        "WORKER_START",
+        "subprocess",
+        "how compile workers are started; only the default is safe with threads and a live CUDA context",
+        words=("subprocess", "fork", "spawn"),
+        group="workers",
+    ),
+    Knob(
+        "worker_memory_mb",
+        "WORKER_MEMORY_MB",
+        1024,
+        "memory that one compile worker may need",
+        low=64,
+        high=1048576,
+        group="workers",
+        unit="MB",
+    ),
+    Knob(
+        "artifact_dir",
+        "ARTIFACT_DIR",
+        None,
+        "where compile artifacts are kept; unset: the user's cache folder",
+        group="artifacts",
+    ),
+    Knob(
+        "artifact_key",
+        "ARTIFACT_KEY",
+        None,
+        "signs artifacts, and refuses those that are not signed with it; never recorded",
+        group="artifacts",
+        secret=True,
+    ),
 )
 
 
@@ -164,6 +223,10 @@ def _read_one(row: Knob, environ: Mapping[str, str], argument: object, prefix: s
     variable = row.variable(prefix)
     given = None if argument is None else check_argument(row, argument)
     raw = environ.get(variable)
+    if row.secret:
+        is_set = bool(raw and raw.strip())
+        shown = "(set)" if is_set else None
+        return KnobValue(row.name, variable, shown, shown, "environment" if is_set else "default", False)
     parsed = None if raw is None else parse(row, raw, variable)
     if parsed is None:
         source: Source = "default" if given is None else "argument"
@@ -196,6 +259,21 @@ def read_knobs(
     return values
 
 
+def from_records(records: Iterable[Mapping[str, Any]], rows: tuple[Knob, ...]) -> tuple[KnobValue, ...]:
+    """Knob values of their records, as ``attrs.asdict`` gives them.
+
+    Raises:
+        KnobError: a value that its knob does not allow.
+        KeyError, TypeError: a record is missing, or is none.
+    """
+    found = {record["name"]: KnobValue(**record) for record in records}
+    values = tuple(found[row.name] for row in rows)
+    for row, one in zip(rows, values, strict=True):
+        if one.value is not None or row.default is not None:
+            check_argument(row, one.value)
+    return values
+
+
 def _joined(errors: list[KnobError]) -> KnobError:
     if len(errors) == 1:
         return errors[0]
@@ -210,9 +288,10 @@ def _joined(errors: list[KnobError]) -> KnobError:
 
 def _warn_clamped(values: Iterable[KnobValue]) -> None:
     for record in values:
-        if record.clamped:
+        if record.clamped and record.raw is not None:
+            raw = record.raw if len(record.raw) <= _LONG else f"{record.raw[:_LONG]}... ({len(record.raw)} characters)"
             warn(
-                f"{record.variable}={record.raw!r} is outside {knob_allowed(record.name)}; {record.value} is used.",
+                f"{record.variable}={raw!r} is outside {knob_allowed(record.name)}; {record.value} is used.",
                 KnobWarning,
                 stacklevel=4,
             )

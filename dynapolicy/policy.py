@@ -11,7 +11,7 @@ import attrs
 
 from .declare import Declaration, collect
 from .errors import CeilingError, CeilingWarning, KnobError, SettingError, warn
-from .knobs import KnobValue, Value, read_knobs, rows_of, settle_bounds
+from .knobs import KnobValue, Value, from_records, read_knobs, rows_of, settle_bounds
 from .targets import Target, resolve
 
 __all__ = ["CompilePolicy", "RecompileLimits"]
@@ -111,7 +111,7 @@ class CompilePolicy:
         arguments = _arguments(floor, ceil, eager_headroom, on_limit, float32_matmul_precision)
         values = read_knobs(os.environ if environ is None else environ, arguments, prefix, rows_of("policy"))
         policy = cls.__new__(cls)
-        policy._fill(buckets, settings, values)
+        policy._fill(buckets, settings, values)  # noqa: SLF001 - it is this very class
         return policy
 
     def _fill(self, buckets: Any, settings: Mapping[str, Any] | None, values: dict[str, KnobValue]) -> None:
@@ -238,11 +238,13 @@ class CompilePolicy:
         """
         if self.disabled or self.declaration(target) is None:
             return {}
-        from .torch_compat import capabilities  # noqa: PLC0415 - the one place that may need torch
+        from .torch_compat import capabilities  # the one place that may need torch
 
         can = capabilities()
         if isolate:
-            return {"recompile_limit": self.own_limit(target), "isolate_recompiles": True} if can.isolate_recompiles else {}
+            if not can.isolate_recompiles:
+                return {}
+            return {"recompile_limit": self.own_limit(target), "isolate_recompiles": True}
         return {"recompile_limit": self.limits_for(target).recompile_limit} if can.recompile_limit_keyword else {}
 
     # -- out and in ----------------------------------------------------------------------------
@@ -271,9 +273,9 @@ class CompilePolicy:
         try:
             data = json.loads(text)
             declarations = tuple(Declaration.from_json(one) for one in data["declarations"])
-            values = tuple(KnobValue(**record) for record in data["knobs"])
-            settings = check_settings(data["settings"])
-        except (ValueError, KeyError, TypeError) as error:
+            values = from_records(data["knobs"], rows_of("policy"))
+            settings = check_settings(dict(data["settings"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             rule = f"It is no policy in JSON: {error}"
             raise KnobError("from_json", text, rule, "argument", "Pass what to_json() gave") from None
         policy = cls.__new__(cls)
@@ -305,7 +307,7 @@ def check_settings(settings: Mapping[str, Any]) -> tuple[tuple[str, SettingValue
         if not dot or section not in SECTIONS:
             rule = f"A setting's name begins with {', '.join(f'{one}.' for one in SECTIONS)}"
             raise SettingError(str(name), value, rule, "settings", f'Write it like "dynamo.{name}"')
-        if section == "dynamo" and key in DERIVED:
+        if section in ("dynamo", "compiler") and key in DERIVED:
             rule = "The policy derives it and would overwrite it"
             raise SettingError(name, value, rule, "settings", f"Use {DERIVED[key]}")
         if not isinstance(value, (bool, int, str)):

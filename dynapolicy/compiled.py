@@ -29,6 +29,7 @@ class Compiled:
         wrapper: torch's own object, weakly.
         isolated: a budget of its own was asked for.
         limit: that budget, in entries; 0 where nothing was declared.
+        keyword: ``recompile_limit`` as torch.compile got it, or None.
     """
 
     target: Target
@@ -36,6 +37,7 @@ class Compiled:
     wrapper: weakref.ref[Any]
     isolated: bool
     limit: int
+    keyword: int | None
 
 
 _made: list[Compiled] = []
@@ -85,7 +87,8 @@ def compile(  # noqa: A001 - torch's own name for it
         return lambda found: compile(found, policy=policy, isolate=isolate, dynamic=dynamic, **options)
     import torch
 
-    from .apply import current_policy, refresh
+    from .apply import current_policy
+    from .holding import refresh
 
     policy = policy or current_policy()
     keywords: dict[str, Any] = {}
@@ -97,17 +100,19 @@ def compile(  # noqa: A001 - torch's own name for it
         keywords = policy.compile_kwargs(target, isolate=isolate)
         _say_what_does_not_bind(policy, what, dynamic)
     wrapper = torch.compile(target, dynamic=dynamic, **{**keywords, **options})
-    _remember(wrapper, what, policy, isolate)
+    _remember(wrapper, what, policy, isolate, {**keywords, **options}.get("recompile_limit"))
     refresh()
     _say_what_is_too_much(what, {**keywords, **options})
     return wrapper
 
 
-def _remember(wrapper: Any, what: Target, policy: CompilePolicy | None, isolate: bool) -> None:
+def _remember(
+    wrapper: Any, what: Target, policy: CompilePolicy | None, isolate: bool, keyword: int | None
+) -> None:
     declared = policy is not None and policy.declaration(what) is not None
     limit = policy.own_limit(what) if policy is not None and declared else 0
     with lock:
-        made = Compiled(what, what.code or shared_code(), weakref.ref(wrapper), isolate and declared, limit)
+        made = Compiled(what, what.code or shared_code(), weakref.ref(wrapper), isolate and declared, limit, keyword)
         _made.append(made)
 
 

@@ -11,12 +11,16 @@ import warnings
 from .locks import lock
 
 __all__ = [
+    "ArtifactError",
+    "ArtifactRefused",
+    "ArtifactWarning",
     "BucketError",
     "BucketWarning",
     "CeilingError",
     "CeilingWarning",
     "DynapolicyError",
     "DynapolicyWarning",
+    "FrozenError",
     "KnobError",
     "KnobWarning",
     "RecompileLimitWarning",
@@ -28,6 +32,9 @@ __all__ = [
     "TargetError",
     "TooLateWarning",
     "UnsupportedTorchWarning",
+    "WarmUpError",
+    "WorkerError",
+    "WorkerWarning",
 ]
 
 
@@ -87,12 +94,36 @@ class RecoverError(DynapolicyError, RuntimeError):
     """``recover`` can't act here: it was called inside a compiled call."""
 
 
+class ArtifactError(DynapolicyError, RuntimeError):
+    """Artifacts were asked for in a way that can't work; a bundle that doesn't fit is no error."""
+
+
+class ArtifactRefused(RuntimeError):  # noqa: N818 - a verdict: the start goes on without the artifact
+    """An artifact is not used; the text says why. Never leaves ``warm_start``."""
+
+
+class WorkerError(DynapolicyError, ValueError):
+    """Compile workers can't be started the way that was asked for."""
+
+
+class FrozenError(DynapolicyError, RuntimeError):
+    """Something would compile after ``freeze("raise")``."""
+
+
+class WarmUpError(DynapolicyError, RuntimeError):
+    """A step failed while it was warmed up; the message names the shape."""
+
+
 class DynapolicyWarning(UserWarning):
     """Base of all warnings of this library."""
 
 
 class KnobWarning(DynapolicyWarning):
     """A knob's value was clamped, or the operator disabled the policy."""
+
+
+class ArtifactWarning(DynapolicyWarning):
+    """Artifacts were refused or not saved, or lie where they are not safe."""
 
 
 class CeilingWarning(DynapolicyWarning):
@@ -121,6 +152,10 @@ class UnsupportedTorchWarning(DynapolicyWarning):
 
 class RecompileLimitWarning(DynapolicyWarning):
     """A code object hit a recompile limit, or will."""
+
+
+class WorkerWarning(DynapolicyWarning):
+    """Compile workers are not as asked: they died too often, or nothing is started."""
 
 
 _said: set[object] = set()

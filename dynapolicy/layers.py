@@ -134,3 +134,4 @@ def push_here(asks: Iterable[Ask], layer: Layer) -> None:
         own = override.own()
         if own is not override.unset and not ask.satisfied_by(own):
             override.push(layer)
+            touch(ask.setting.module)

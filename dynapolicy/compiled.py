@@ -11,7 +11,7 @@ import attrs
 
 from .errors import BucketWarning, RecompileLimitWarning, warn
 from .locks import lock
-from .policy import LEAST_ACCUMULATED, CompilePolicy
+from .policy import CompilePolicy
 from .targets import Target, resolve
 from .torch_compat.capabilities import Capabilities, capabilities
 from .torch_compat.entries import shared_code
@@ -99,10 +99,12 @@ def compile(  # noqa: A001 - torch's own name for it
         isolate = isolate or (what.shared and what.code is None and can.isolate_recompiles)
         keywords = policy.compile_kwargs(target, isolate=isolate)
         _say_what_does_not_bind(policy, what, dynamic)
-    wrapper = torch.compile(target, dynamic=dynamic, **{**keywords, **options})
-    _remember(wrapper, what, policy, isolate, {**keywords, **options}.get("recompile_limit"))
+    keywords.update(options)
+    wrapper = torch.compile(target, dynamic=dynamic, **keywords)
+    keyword = keywords.get("recompile_limit")
+    _remember(wrapper, what, policy, isolate, keyword)
     refresh()
-    _say_what_is_too_much(what, {**keywords, **options})
+    _say_what_stops_short(policy, what, keyword)
     return wrapper
 
 
@@ -127,21 +129,28 @@ def _say_what_does_not_bind(policy: CompilePolicy, what: Target, dynamic: bool |
         )
 
 
-def _say_what_is_too_much(what: Target, keywords: dict[str, Any]) -> None:
-    limit = keywords.get("recompile_limit")
-    if not isinstance(limit, int) or limit <= LEAST_ACCUMULATED:
+def _say_what_stops_short(policy: CompilePolicy | None, what: Target, keyword: int | None) -> None:
+    """A budget that the settings of this context don't bear: nothing would say so later."""
+    wanted = keyword
+    if wanted is None and policy is not None and not policy.disabled and policy.declaration(what) is not None:
+        wanted = policy.limits_for(what).recompile_limit
+    if wanted is None:
         return
     from .torch_compat.settings import find, limit_names
 
-    accumulated = find(limit_names(capabilities())[1])
-    allowed = accumulated.read() if accumulated is not None else LEAST_ACCUMULATED
-    if limit > allowed:
-        warn(
-            f"{what.name} is compiled with recompile_limit={limit}, but torch's accumulated limit stops it at "
-            f"{allowed} entries, and no keyword lifts that. Call apply_policy() first.",
-            RecompileLimitWarning,
-            once=("accumulated", what.name, limit),
-            stacklevel=3,
-        )
-
-
+    plain, accumulated, _ = limit_names(capabilities())
+    rules = {accumulated: "torch's accumulated limit, which no keyword lifts"}
+    if keyword is None:
+        rules = {plain: "torch's recompile limit, and no keyword was passed", **rules}
+    for name, meaning in rules.items():
+        setting = find(name)
+        allowed = setting.read() if setting is not None else wanted
+        if wanted > allowed:
+            warn(
+                f"{what.name} needs {wanted} cache entries, but here {meaning}, stops it at {allowed}. "
+                "Call apply_policy() first.",
+                RecompileLimitWarning,
+                once=("short", what.name, wanted),
+                stacklevel=3,
+            )
+            return

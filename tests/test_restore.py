@@ -346,3 +346,29 @@ def test_the_hash_of_all_settings_follows_a_policy_of_this_context() -> None:
     assert during[0] != before[0]
     assert during[1] != before[1]
     assert _remembered(config) == before
+
+
+def test_a_patch_to_the_factory_value_is_tight_over_a_value_set_by_hand() -> None:
+    """Entering a patch writes a value of its own, also one that was read here before."""
+    before = limit().read()
+    limit().write(30)
+    try:
+        with apply_policy(CompilePolicy(floor=20)):
+            assert limit().read() == 30
+            with limit().module.patch({limit().key: before}):
+                assert limit().read() == before
+            assert limit().read() == 30
+    finally:
+        limit().write(before)
+
+
+def test_the_factory_value_set_by_hand_does_not_shadow_the_next_policy() -> None:
+    """With no policy in force it is no override; a policy that another thread applies is seen here."""
+    before = limit().read()
+    with apply_policy(CompilePolicy(floor=20)):
+        limit().write(30)
+    limit().write(before)
+    with ThreadPoolExecutor(1) as thread:
+        applied = thread.submit(apply_policy, CompilePolicy(floor=40)).result()
+    assert limit().read() == 40
+    applied.restore()

@@ -15,13 +15,15 @@ restore on one thread is exact on all of them, and no context is ever written fr
 
 Torch's ``patch`` ends by writing back what it had read. Such a write is recognised by that value,
 and takes the ``Write`` away, wherever in the chain it is, instead of leaving an override that
-shadows the next policy. So patches and policies may begin and end in any order.
+shadows the next policy. So patches and policies may begin and end in any order. A patch that begins
+is told apart by its frame, since it may write any value, also one that was read before.
 
 Before torch 2.12 the same chain lives in one cell for the whole process.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -30,6 +32,9 @@ from typing import Any, Protocol
 import attrs
 
 __all__ = ["Frame", "Layer", "Override", "Write", "install", "is_context_local", "probe"]
+
+#: Torch's module of configurations.
+_TORCHS = "torch.utils._config_module"
 
 #: Patches that may be open at once. Past it a write takes the place of the last one, so that
 #: a loop of assignments doesn't grow a chain.
@@ -183,6 +188,8 @@ class Override:
 
     def _after(self, held: Any, value: Any) -> Any:
         """What this context holds after ``value`` was assigned."""
+        if _patch_begins():
+            return Write(value, self.value(), held)
         layers, writes = [], 0
         at = held
         while type(at) in (Frame, Write):
@@ -193,7 +200,7 @@ class Override:
             else:
                 writes += 1
             at = at.under
-        if value is self.unset or (not writes and self._ends_plain(at, value)):
+        if value is self.unset or (not writes and self._ends_plain(at, value)) or self._ends_all(layers, value):
             return _on_top(layers, self.unset)
         if type(held) is Write and writes >= _MOST_WRITES:
             return attrs.evolve(held, value=value)
@@ -202,6 +209,22 @@ class Override:
     def _ends_plain(self, plain: Any, value: Any) -> bool:
         """A patch that was entered before the first policy writes the factory value back."""
         return plain is not self.unset and same(value, self.base()) and not same(plain, self.base())
+
+
+    def _ends_all(self, layers: list[Layer], value: Any) -> bool:
+        """With no policy in force the factory value is no override: left there, it would shadow the next policy."""
+        in_force = self.process is not self.unset or any(layer.live for layer in layers)
+        return not in_force and same(value, self.base())
+
+
+def _patch_begins() -> bool:
+    """Whether torch's ``patch``, or its faster kin, is being entered above this call."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, _TORCHS):
+        if frame.f_code.co_name in ("__enter__", "change"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _on_top(layers: Iterable[Layer], under: Any) -> Any:
@@ -309,8 +332,9 @@ def probe(config: Any) -> str | None:
             return _tried(config, name, stand_in)
         finally:
             entry.__class__ = cls
-            entry.__dict__.clear()
             entry.__dict__.update(fields)
+            for added in entry.__dict__.keys() - fields.keys():
+                del entry.__dict__[added]
     except Exception as error:  # any surprise here means that torch has changed
         return f"{type(error).__name__}: {error}"
 

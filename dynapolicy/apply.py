@@ -133,7 +133,7 @@ def _real_scope(scope: Scope, can: Capabilities) -> Scope:
         warn(message, ScopeWarning, stacklevel=3)
         return "process"
     if scope == "process" and can.context_local_config and not can.process_lever:
-        message = "This torch has no process-wide lever: the policy holds in this context only. Apply it in each thread."
+        message = "This torch has no process-wide lever: the policy holds in this context. Apply it in each thread."
         warn(message, ScopeWarning, stacklevel=3)
         return "context"
     return scope
@@ -186,7 +186,7 @@ class Initializer:
 
     policy: CompilePolicy
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *_: Any, **__: Any) -> None:
         """Put the policy in force in the process or thread that calls."""
         apply_policy(self.policy)
 

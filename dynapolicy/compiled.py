@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 import weakref
-
 from typing import Any
 
 import attrs
@@ -108,9 +107,7 @@ def compile(  # noqa: A001 - torch's own name for it
     return wrapper
 
 
-def _remember(
-    wrapper: Any, what: Target, policy: CompilePolicy | None, isolate: bool, keyword: int | None
-) -> None:
+def _remember(wrapper: Any, what: Target, policy: CompilePolicy | None, isolate: bool, keyword: int | None) -> None:
     declared = policy is not None and policy.declaration(what) is not None
     limit = policy.own_limit(what) if policy is not None and declared else 0
     with lock:

@@ -103,6 +103,7 @@ class InProcess:
         self.precision.put()
 
     def take_back(self) -> Problem:
+        """Restore, unless a newer policy stands on this one."""
         if process.standing[-1] is not self.standing:
             return f"{process.standing[-1].policy!r} was applied after it", "Restore that one first"
         process.standing.pop()
@@ -123,6 +124,7 @@ class _OfContext:
         self.token: Token[Any] = _here.set((*standing_here(), self.standing))
 
     def take_back(self) -> Problem:
+        """Restore, in the context that applied it and newest first."""
         here = standing_here()
         if self.standing in here and here[-1] is not self.standing:
             return f"{here[-1].policy!r} was applied after it", "Restore that one first"
@@ -146,6 +148,7 @@ class InContext(_OfContext):
             touch(ask.setting.module)
 
     def take_back(self) -> Problem:
+        """Restore: the frames die with their layer."""
         problem = super().take_back()
         if problem is None:
             for ask in self.standing.asks:
@@ -164,6 +167,7 @@ class ByAssignment(_OfContext):
             ask.setting.write(ask.over(found))
 
     def take_back(self) -> Problem:
+        """Restore: assign what was read before."""
         problem = super().take_back()
         if problem is None:
             for setting, found in self.before:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from dynapolicy import CompilePolicy, ShapeBuckets
-from dynapolicy.knobs import KNOBS, Knob
+from dynapolicy.knob_table import KNOBS, Knob
 
 #: A busy machine must not fail a law, and a failing one must fail again.
 LAW = settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow])

@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 from dynapolicy import CompilePolicy, ScopeWarning, UnsupportedTorchWarning, apply_policy, capabilities
-from dynapolicy.torch_compat import override
+from dynapolicy.torch_compat import lever
 from dynapolicy.torch_compat.settings import find, known_names, limit_names
 
 pytestmark = pytest.mark.usefixtures("torch_ready")
@@ -176,7 +176,7 @@ def test_probing_leaves_no_trace() -> None:
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     entry = config._config[name]
     before = (type(entry), dict(entry.__dict__))
-    assert override.probe(config) is None
+    assert lever.probe(config) is None
     assert (type(entry), dict(entry.__dict__)) == before
 
 
@@ -194,12 +194,12 @@ def test_probing_leaves_no_trace() -> None:
 )
 def test_a_configuration_that_has_changed_is_recognised(config: Any) -> None:
     """Whatever is different, the probe says what, and raises nothing."""
-    assert isinstance(override.probe(config), str)
+    assert isinstance(lever.probe(config), str)
 
 
 def test_a_torch_without_the_lever_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one clear warning that says what to do instead."""
-    monkeypatch.setattr(override, "probe", lambda config: "it is gone")
+    monkeypatch.setattr(lever, "probe", lambda config: "it is gone")
     with pytest.warns(UnsupportedTorchWarning) as said:
         can = capabilities.__wrapped__()
     assert not can.process_lever

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynapolicy import CompilePolicy, KnobWarning
-from dynapolicy.knobs import KNOBS, clamp, format_value, parse
+from dynapolicy.knob_table import KNOBS
+from dynapolicy.knobs import clamp, format_value, parse
 from strategies import LAW, NUMBER_ROWS, numbers_near, numbers_within, values_of
 
 rows = st.sampled_from(NUMBER_ROWS)

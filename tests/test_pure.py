@@ -12,7 +12,7 @@ import pytest
 
 import dynapolicy
 
-PURE = ("errors", "knobs", "buckets", "targets", "declare", "policy")
+PURE = ("errors", "knobs", "knob_table", "asked", "buckets", "targets", "declare", "policy")
 SOURCES = pathlib.Path(dynapolicy.__file__).parent
 
 

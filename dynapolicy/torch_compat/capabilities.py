@@ -48,10 +48,10 @@ def capabilities() -> Capabilities:
     import torch
     from torch._dynamo import config
 
-    from . import override
+    from . import lever
 
     keywords = inspect.signature(torch.compile).parameters
-    problem = override.probe(config)
+    problem = lever.probe(config)
     if problem is not None:
         warn(
             f"torch {torch.__version__} keeps its configuration in a way dynapolicy doesn't know ({problem}). "
@@ -63,7 +63,7 @@ def capabilities() -> Capabilities:
     return Capabilities(
         torch_version=str(torch.__version__),
         recompile_limit_names=_has(config, "recompile_limit"),
-        context_local_config=override.is_context_local(config),
+        context_local_config=lever.is_context_local(config),
         recompile_limit_keyword="recompile_limit" in keywords,
         isolate_recompiles="isolate_recompiles" in keywords,
         allow_unspec_int_on_nn_module=_has(config, "allow_unspec_int_on_nn_module"),

@@ -7,7 +7,6 @@ import sys
 import types
 from collections.abc import Callable
 
-
 __all__ = ["compiled_something", "count", "dynamo_ready", "matmul_precision", "set_matmul_precision", "shared_code"]
 
 
@@ -57,5 +56,3 @@ def set_matmul_precision(precision: str) -> None:
     import torch
 
     torch.set_float32_matmul_precision(precision)
-
-

@@ -12,7 +12,8 @@ import attrs
 
 from ..errors import SettingError, SettingWarning, warn
 from .capabilities import Capabilities
-from .override import Override, install
+from .lever import install
+from .override import Override
 
 __all__ = ["Setting", "checked", "find", "limit_names", "touch"]
 

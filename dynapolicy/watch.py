@@ -6,10 +6,12 @@ of compiled code that hits nothing never gets near it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import types
 import warnings
 import weakref
+from collections import deque
 
 import attrs
 
@@ -34,7 +36,8 @@ class _Seen:
 
 
 _seen: dict[int, _Seen] = {}
-_log: list[Hit] = []
+_log: deque[tuple[int, Hit]] = deque(maxlen=1000)
+_number = itertools.count()
 
 #: Code objects of probes, which hit limits on purpose; by name.
 ignored: set[str] = set()
@@ -98,7 +101,9 @@ def _known(hit: Hit) -> bool:
 def _remember(hit: Hit) -> None:
     kept = attrs.evolve(hit, code=None)
     with lock:
-        _log.append(kept)
+        _log.append((next(_number), kept))
+        for key in [key for key, seen in _seen.items() if seen.code() is None]:
+            del _seen[key]
         if hit.code is not None:
             entries = tuple(weakref.ref(one) for one in outcomes(hit.code))
             _seen[id(hit.code)] = _Seen(kept, weakref.ref(hit.code), entries)
@@ -126,12 +131,13 @@ def forget_hits(code: types.CodeType) -> None:
 
 def last_hit() -> int:
     """A mark for ``hits_since``."""
-    return len(_log)
+    return _log[-1][0] if _log else -1
 
 
 def hits_since(mark: int) -> list[Hit]:
-    """Hits seen after ``last_hit`` gave ``mark``, the oldest first."""
-    return _log[mark:]
+    """Hits seen after ``last_hit`` gave ``mark``, the oldest first; the last thousand at most."""
+    with lock:
+        return [hit for number, hit in _log if number > mark]
 
 
 def message(hit: Hit) -> str:

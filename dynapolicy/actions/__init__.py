@@ -1,0 +1,1 @@
+"""Run what was declared: warm up, freeze, recover."""

@@ -1,0 +1,1 @@
+"""See what holds: per setting, per code object, per place."""

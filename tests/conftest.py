@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from places import CountingBackend, compile_once, limits_read
+from places import CountingBackend, compile_once, end_policies, limits_read
 
 _BEFORE: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
 
@@ -35,7 +35,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     """After the last fixture has ended, fail the test that left a policy or a changed limit behind."""
     result = yield
-    left = _left_in_force()
+    left = end_policies()
     if left:
         pytest.fail(f"the test left in force: {left}", pytrace=False)
     before, after = item.stash[_BEFORE], limits_read()
@@ -44,20 +44,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
         _write_back({name: value for name, (value, _) in changed.items()})
         pytest.fail(f"the test changed settings (before, after): {changed}", pytrace=False)
     return result
-
-
-def _left_in_force() -> list[Any]:
-    """Policies in force; they are ended, so that the tests that follow say something."""
-    if "dynapolicy.holding" not in sys.modules:
-        return []
-    holding = sys.modules["dynapolicy.holding"]
-    left = holding.in_force()
-    for one in left:
-        one.layer.live = False
-    holding.process.standing.clear()
-    if left:
-        holding.process.settle(())
-    return [one.policy for one in left]
 
 
 def _write_back(values: dict[str, Any]) -> None:

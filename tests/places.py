@@ -477,3 +477,20 @@ def data_loader(method: str, policy: Any) -> Iterator[Run]:
         return next(itertools.chain(loader))
 
     yield run
+
+
+def end_policies() -> list[Any]:
+    """End every policy in force, also those whose handle nobody kept, and give them: an initializer keeps none."""
+    if "dynapolicy.holding" not in sys.modules:
+        return []
+    from dynapolicy import holding
+    from dynapolicy.watch import unwatch
+
+    left = holding.in_force()
+    for one in left:
+        one.layer.live = False
+        unwatch()
+    holding.process.standing.clear()
+    if left:
+        holding.process.settle(())
+    return [one.policy for one in left]

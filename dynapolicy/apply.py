@@ -149,7 +149,7 @@ def _apply(policy: CompilePolicy, scope: Scope, exact: bool, can: Capabilities) 
     kind = ByAssignment if not can.process_lever else InContext if scope == "context" else InProcess
     held = kind(policy, asks, exact)
     refresh()
-    watch()
+    watch(held.standing.layer)
     return AppliedPolicy(policy, scope, held)
 
 

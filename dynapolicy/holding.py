@@ -61,6 +61,8 @@ Problem = tuple[str, str] | None
 class Held(Protocol):
     """A policy in force. Making one puts it there."""
 
+    standing: Standing
+
     def take_back(self) -> Problem:
         """Restore what was found, or change nothing and say why and what to do instead."""
 

@@ -76,9 +76,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Watch a guarded test."""
     if _OPTION not in getattr(item, "fixturenames", ()) and not item.config.getini(_OPTION):
         return (yield)
+    from .torch_compat.override import Layer
     from .watch import unwatch, watch
 
-    watch()
+    own = Layer({}, of_process=True)
+    watch(own)
     before = _Before.now()
     try:
         result = yield
@@ -88,6 +90,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             item.add_report_section("call", "dynapolicy", _report(problems))
         raise
     finally:
+        own.live = False
         unwatch()
     problems = _problems(before)
     if problems:

@@ -21,6 +21,7 @@ from .locks import lock
 from .torch_compat.capabilities import capabilities
 from .torch_compat.codes import outcomes
 from .torch_compat.hits import LOGGER, Hit, read_hit
+from .torch_compat.override import Layer
 from .torch_compat.settings import find
 
 __all__ = ["forget_hits", "hit_of", "hits_since", "ignored", "last_hit", "unwatch", "watch"]
@@ -44,13 +45,7 @@ ignored: set[str] = set()
 
 
 class _Watcher(logging.Handler):
-    """Turns torch's record of a hit into a warning, or into torch's error with a text that says what and why.
-
-    Attributes:
-        users: how many asked for it.
-    """
-
-    users = 0
+    """Turns torch's record of a hit into a warning, or into torch's error with a text that says what and why."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Read one record.
@@ -78,19 +73,21 @@ class _Watcher(logging.Handler):
 
 _watcher = _Watcher(logging.WARNING)
 
+#: Layers in force for which it watches; weakly, since nobody restores one whose context is gone.
+_watched: weakref.WeakSet[Layer] = weakref.WeakSet()
 
-def watch() -> None:
-    """Begin to watch; calls add up, and each needs its ``unwatch``."""
+
+def watch(layer: Layer) -> None:
+    """Watch as long as this layer is in force."""
     with lock:
-        _watcher.users += 1
+        _watched.add(layer)
         logging.getLogger(LOGGER).addHandler(_watcher)
 
 
 def unwatch() -> None:
-    """Take one ``watch`` back; after the last one torch's logger is as it was."""
+    """A layer is not in force any more; after the last one torch's logger is as it was."""
     with lock:
-        _watcher.users -= 1
-        if not _watcher.users:
+        if not any(layer.live for layer in _watched):
             logging.getLogger(LOGGER).removeHandler(_watcher)
 
 

@@ -489,7 +489,7 @@ def end_policies() -> list[Any]:
     left = holding.in_force()
     for one in left:
         one.layer.live = False
-        unwatch()
+    unwatch()
     holding.process.standing.clear()
     if left:
         holding.process.settle(())

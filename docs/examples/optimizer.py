@@ -9,6 +9,7 @@ the shapes of ``nn.Parameter`` are always static.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,12 @@ class Signum:
         self.momenta = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.rate = rate
         self.policy = dp.CompilePolicy.from_env({update: [dp.ShapeBuckets.of_parameters(model)]})
-        # The keyword gives this one function its budget where torch has it; nothing global is needed.
-        self.update = dp.compile(update, policy=self.policy, backend=backend, fullgraph=True)
+        self.backend = backend
+
+    @functools.cached_property
+    def update(self) -> Callable[..., None]:
+        """The compiled step. Where torch has the keyword, it alone gives this function its budget."""
+        return dp.compile(update, policy=self.policy, backend=self.backend, fullgraph=True)
 
     @torch.no_grad()
     def step(self) -> None:

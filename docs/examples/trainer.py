@@ -9,6 +9,7 @@ a thread of autograd's, which since torch 2.12 sees no limit that anybody set.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +43,7 @@ class Deep(torch.autograd.Function):
     """Runs its backward inside ``depth`` nested ones, as reentrant checkpoints of a deep model do."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor], depth: int) -> torch.Tensor:
+    def forward(ctx: Any, hidden: torch.Tensor, run: Callable[..., torch.Tensor], depth: int) -> torch.Tensor:
         """Nothing but ``hidden``; the work happens in backward."""
         ctx.run, ctx.depth = run, depth
         ctx.save_for_backward(hidden)
@@ -71,8 +72,13 @@ class Trainer:
         # Forward with gradients, without (checkpoint's first run), and both for the recompute's input.
         buckets = dp.ShapeBuckets(length=LENGTHS, variants=2)
         self.policy = dp.CompilePolicy.from_env({Block.forward: [buckets]}, on_limit="raise")
-        self.step = dp.compile(self.block.forward, policy=self.policy, backend=backend)
+        self.backend = backend
         self.threads: set[int] = set()
+
+    @functools.cached_property
+    def step(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The compiled block; made once the policy is applied."""
+        return dp.compile(self.block.forward, policy=self.policy, backend=self.backend)
 
     def run(self, hidden: torch.Tensor) -> torch.Tensor:
         """The compiled block, noting the thread."""

@@ -89,7 +89,7 @@ def main() -> None:
     declared = len(BATCH_SIZES) * (len(PROMPTS) + 1)
     decode_all(decoder, torch.compile(decoder.model.forward, backend=backend, dynamic=False))
     print(f"without the policy: {compiled} of {declared} declared shapes compiled, the rest ran eager")
-    torch._dynamo.reset()  # noqa: SLF001 - the documented way to start over
+    torch._dynamo.reset()
     compiled = 0
     with dp.apply_policy(policy):
         decode_all(decoder, dp.compile(decoder.model.forward, backend=backend))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .apply import apply_policy as apply_policy
     from .apply import current_policy as current_policy
     from .apply import initializer as initializer
-    from .artifacts import warm_start as warm_start
+    from .artifacts.session import WarmStart as WarmStart
+    from .artifacts.start import warm_start as warm_start
     from .buckets import ShapeBuckets as ShapeBuckets
     from .compiled import compile as compile  # noqa: A004 - torch's own name for it
     from .errors import ArtifactError as ArtifactError
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from .observe.per_setting import effective as effective
     from .policy import CompilePolicy as CompilePolicy
     from .policy import RecompileLimits as RecompileLimits
-    from .session import WarmStart as WarmStart
     from .torch_compat.capabilities import Capabilities as Capabilities
     from .torch_compat.capabilities import capabilities as capabilities
     from .torch_compat.hits import LIMIT_ERRORS as LIMIT_ERRORS
@@ -92,7 +92,7 @@ _HOME = {
     "TargetError": "errors",
     "TooLateWarning": "errors",
     "UnsupportedTorchWarning": "errors",
-    "WarmStart": "session",
+    "WarmStart": "artifacts.session",
     "WarmUp": "actions.warming",
     "WarmUpError": "errors",
     "WorkerError": "errors",
@@ -112,7 +112,7 @@ _HOME = {
     "initializer": "apply",
     "recover": "actions.recovery",
     "start_workers": "workers",
-    "warm_start": "artifacts",
+    "warm_start": "artifacts.start",
     "warm_up": "actions.warming",
 }
 

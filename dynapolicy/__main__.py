@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import artifacts_cli
+from .artifacts import command as artifacts_command
 from .commands import doctor, knobs, plan
 from .commands.output import complain
 from .errors import CeilingError, DynapolicyError, DynapolicyWarning
@@ -20,7 +20,7 @@ COMMANDS: tuple[tuple[str, str, Any], ...] = (
     ("knobs", "every environment variable, and what is set now", knobs),
     ("plan", "what declared buckets come to; 1 when something would run eager", plan),
     ("doctor", "does a policy hold in every thread, task and process; 1 when it doesn't", doctor),
-    ("artifacts", "what is kept, whether it is whole, and what can go; 1 when something is damaged", artifacts_cli),
+    ("artifacts", "what is kept, whether it is whole, and what can go; 1 when something is damaged", artifacts_command),
 )
 
 

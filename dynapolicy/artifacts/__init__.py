@@ -1,0 +1,1 @@
+"""Artifacts that outlive the process: the store, what fits, what is trusted, and ``warm_start``."""

@@ -1,0 +1,90 @@
+"""What a warm start puts in force while it lasts: cache folders, key tag, and everything that watches torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArtifactRefused
+from ..torch_compat import artifacts as compat
+from ..torch_compat.toolchain import Toolchain
+from ..torch_compat.tracing import TracedCode
+from . import precompiled, workdirs
+from .manifest import digest_of
+from .start import user_folder
+from .store import Store
+
+__all__ = ["Places"]
+
+_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
+class Places:
+    """In force from when it is made until ``leave``.
+
+    Attributes:
+        state: the folder with this machine's private folders and quarantine.
+        work: this process's own cache folder.
+        toolchain, traced, precompile: what watches torch.
+
+    Args:
+        say: warns.
+    """
+
+    def __init__(self, store: Store, fit: dict[str, Any], mode: str, say: Callable[[str], None]) -> None:
+        self.state, self.work = _work_folder(store, say)
+        self._undo = contextlib.ExitStack()
+        for variable, folder in _FOLDERS.items():
+            self._undo.callback(_put_back, variable, os.environ.get(variable))
+            os.environ[variable] = str(self.work.path / folder)
+        self._make_folders()
+        tag = digest_of([os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", ""), fit, mode])[:16]
+        self._undo.callback(compat.Held("compiler.cache_key_tag", f"dynapolicy-{tag}").restore)
+        self.toolchain = Toolchain({})
+        self._undo.callback(self.toolchain.stop)
+        self.traced = TracedCode()
+        self._undo.callback(self.traced.stop)
+        self.precompile = precompiled.begin(mode)
+        self._undo.callback(self.precompile.stop)
+
+    def _make_folders(self) -> None:
+        for folder in _FOLDERS.values():
+            (self.work.path / folder).mkdir(exist_ok=True)
+
+    def empty(self) -> None:
+        """Nothing of what was loaded stays on disk."""
+        self.work.empty()
+        self._make_folders()
+
+    def kernels(self) -> int:
+        """C++ kernels that are in this process's cache folder."""
+        return sum(1 for _ in (self.work.path / "inductor").glob("*/*.so"))
+
+    def leave(self) -> None:
+        """Put back what was found. The folder stays until the process ends: torch may still load from it."""
+        self._undo.close()
+
+
+def _work_folder(store: Store, say: Callable[[str], None]) -> tuple[Path, workdirs.WorkFolder]:
+    # The user's folder is asked for only where it is needed.
+    for choice in range(2):
+        state = user_folder() if choice else store.root
+        if workdirs.usable(state):
+            with contextlib.suppress(OSError, NotImplementedError, ArtifactRefused):
+                for said in workdirs.sweep(state):
+                    say(f"Quarantined {said}. This start goes on cold.")
+                return state, workdirs.WorkFolder(state)
+    say("Neither the artifact folder nor the user's cache folder can be written: the temporary one is used.")
+    state = Path(tempfile.mkdtemp(prefix="dynapolicy-"))
+    return state, workdirs.WorkFolder(state)
+
+
+def _put_back(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value

@@ -1,0 +1,252 @@
+"""One warm start: load, watch, save, and blame the artifact where it was to blame."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..apply import current_policy
+from ..errors import ArtifactError, ArtifactRefused, ArtifactWarning, TooLateWarning, warn
+from ..torch_compat import artifacts as compat
+from ..torch_compat.entries import compiled_something
+from . import bundling, workdirs
+from .fit import fit_of, traced_hashes
+from .fitting import check_fit, check_usable, usable, why_missing
+from .manifest import Manifest
+from .places import Places
+from .saver import Saver
+from .start import say_unsafe
+from .store import Store, bundle_id
+from .verdict import WarmStartRecord, recorded
+
+if TYPE_CHECKING:
+    from ..policy import CompilePolicy
+
+__all__ = ["WarmStart"]
+
+T = TypeVar("T")
+
+
+class WarmStart:
+    """A warm start, see ``warm_start``. A context manager for one use; ``str()`` says how it went."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        policy: CompilePolicy | None,
+        sources: Iterable[Any],
+        signature: Any,
+        extra: Any,
+        mode: str,
+    ) -> None:
+        self.name = name
+        self.mode = mode
+        self._store = store
+        self._asked = (policy, sources, signature, extra)
+        self._loaded: Manifest | None = None
+        self._loaded_keys: frozenset[tuple[str, str]] = frozenset()
+        self._identity = ""
+        self._refused = self._missing = ""
+        self._load_seconds = 0.0
+        self._seconds: float | None = None
+        self._proven = False
+        self._entered = False
+
+    # -- begin -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> WarmStart:
+        """Load what fits. Never fails because of an artifact.
+
+        Raises:
+            ArtifactError: entered twice, or an argument that can't be used.
+        """
+        if self._entered:
+            raise ArtifactError("warm_start", self.name, "It was entered already", "with", "Call warm_start() again")
+        self._entered = True
+        self._began = time.monotonic()
+        if compiled_something():
+            warn("Something compiled before warm_start: it is in no artifact. Enter it earlier.", TooLateWarning)
+        policy, sources, signature, extra = self._asked
+        self._fit = fit_of(policy if policy is not None else current_policy(), sources, signature, extra)
+        self._bundle = self._store.bundle(self.name, bundle_id(self._fit, self.mode))
+        say_unsafe(self._store.root)
+        self._at = Places(self._store, self._fit, self.mode, self._say)
+        self._before = compat.counts()
+        self._load()
+        self._kernels_before = self._at.kernels()
+        self._saver = Saver(self._save_if_quiet)
+        return self
+
+    # -- load --------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        self._at.work.note("cold", self._bundle.id)
+        try:
+            if self._at.precompile.refused:
+                raise ArtifactRefused(self._at.precompile.refused)
+            self._read()
+        except FileNotFoundError:
+            self._missing = why_missing(self._store, self.name, self.mode, self._fit)
+        except (ArtifactRefused, OSError) as error:
+            self._refused = str(error)
+            self._loaded = None
+            self._at.work.note("cold", self._bundle.id)
+            self._at.precompile.abandon()
+            self._at.empty()
+            self._say(f"The artifacts of {self._bundle.id} are refused: {error}. This start goes on cold.")
+        self._load_seconds = time.monotonic() - self._began
+
+    def _read(self) -> None:
+        loaded = self._store.load(self._bundle)
+        manifest = loaded.manifest
+        check_fit(manifest, self._fit)
+        check_usable(manifest, loaded.identity, self._at.state)
+        self._at.precompile.check(manifest.guards)
+        content = bundling.opened(loaded)
+        # From here to the first good batch a death is this artifact's.
+        self._identity = loaded.identity
+        self._at.work.note(workdirs.LOADING, self._bundle.id, loaded.identity)
+        bundling.put(loaded, content, self._at.work.path)
+        self._at.toolchain.answers.update(manifest.toolchain)
+        self._loaded = manifest
+        self._loaded_keys = frozenset((one.kind, one.key) for one in content.artifacts)
+        self._at.precompile.loaded(manifest.guards)
+
+    # -- the first good batch ------------------------------------------------------------------------
+
+    def first(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Make the first call. Where it raises on artifacts, they are quarantined and it is made again, cold."""
+        try:
+            result = call(*args, **kwargs)
+        except Exception as error:
+            if self._loaded is None or self._proven:
+                raise
+            identity = self._identity
+            self._blame(error)
+            try:
+                result = call(*args, **kwargs)
+            except Exception:
+                # It fails without artifacts too, so they were not to blame.
+                workdirs.lift(self._at.state, identity)
+                raise
+        self.proven()
+        return result
+
+    def proven(self) -> None:
+        """The first batch was good: what was loaded is not to blame for anything that comes later."""
+        if not self._proven:
+            self._proven = True
+            self._seconds = time.monotonic() - self._began
+            # A disk that is full now must not end a program that runs well.
+            with contextlib.suppress(OSError):
+                self._at.work.note("proven" if self._loaded else "cold", self._bundle.id)
+
+    def _blame(self, error: BaseException) -> None:
+        why = f"the first call raised {type(error).__name__}: {str(error)[:200]}"
+        workdirs.quarantine(self._at.state, self._identity, self._bundle.id, why)
+        self._refused, self._loaded, self._loaded_keys = f"quarantined: {why}", None, frozenset()
+        self._at.work.note("cold", self._bundle.id)
+        # Nothing of it stays, on disk or in memory.
+        self._at.precompile.abandon()
+        self._at.empty()
+        compat.clear_caches()
+        self._say(f"The artifacts of {self._bundle.id} are quarantined: {why}.")
+
+    # -- save ----------------------------------------------------------------------------------------
+
+    def save(self) -> bool:
+        """Save what was compiled so far and is in no bundle. Whether there was something to save.
+
+        A save that fails is a warning.
+        """
+        try:
+            mine = bundling.collect(self._at.work.path)
+            if mine.empty or not self._entered:
+                return False
+            add = functools.partial(self._added, mine)
+            return self._store.save(self._bundle, add) is not None
+        except Exception as error:  # noqa: BLE001 - neither torch's nor the disk's trouble ends the program
+            self._say(f"The artifacts of {self._bundle.id} are not saved: {error}.")
+            return False
+
+    def _added(self, mine: bundling.Content) -> tuple[Manifest, dict[str, bytes]] | None:
+        """What to write, asked while this process is the one writer."""
+        at = self._at
+        there, before = usable(self._store, self._bundle, at.state)
+        # Torch writes a package anew whenever it saves; it says something new only after a compile.
+        newer = at.precompile.kinds if self._counted().misses else frozenset()
+        content = bundling.merged(there, mine, self._loaded_keys, newer=newer)
+        if before is not None and content.same_as(there):
+            return None
+        return bundling.manifest_of(
+            content,
+            name=self.name,
+            mode=self.mode,
+            fit=self._fit,
+            traced={**(before.traced if before else {}), **traced_hashes(at.traced.codes)},
+            guards=at.precompile.guards(before.guards if before else ()),
+            toolchain={**(before.toolchain if before else {}), **at.toolchain.answers},
+        )
+
+    def _save_if_quiet(self) -> None:
+        if self._loaded is None or self._counted().hits or self._counted().packages:
+            self.proven()
+        self.save()
+
+    # -- what it was ---------------------------------------------------------------------------------
+
+    def _counted(self) -> compat.CacheCounts:
+        return compat.counts().since(self._before)
+
+    def record(self) -> WarmStartRecord:
+        """How the start went so far, read from torch's counters."""
+        manifest = self._loaded
+        return recorded(
+            self._counted(),
+            name=self.name,
+            mode=self.mode,
+            loaded=manifest is not None,
+            refused=self._refused,
+            missing=self._missing,
+            precompile=self._at.precompile,
+            kernels=self._at.kernels() - self._kernels_before if manifest else 0,
+            entries=sum(manifest.entries.values()) if manifest else 0,
+            size=manifest.size if manifest else 0,
+            load_seconds=self._load_seconds,
+            seconds=self._seconds if self._seconds is not None else time.monotonic() - self._began,
+        )
+
+    @property
+    def verdict(self) -> str:
+        """``"warm"``, ``"partial"``, ``"cold"``, ``"refused"``, or ``"loaded"`` before the first graph."""
+        return self.record().verdict
+
+    def __str__(self) -> str:
+        return str(self.record()) if self._entered else f"not entered: {self.name}"
+
+    def _say(self, message: str) -> None:
+        warn(message, ArtifactWarning, once=(id(self), message), stacklevel=5)
+
+    # -- end -----------------------------------------------------------------------------------------
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._saver.stop()
+        try:
+            if error is None:
+                self.proven()
+                self.save()
+            elif self._loaded is not None and not self._proven and isinstance(error, Exception):
+                self._blame(error)
+            else:
+                # An interrupt says nothing against the artifact.
+                self.proven()
+            self._final = self.record()
+        finally:
+            self._at.leave()

@@ -1,0 +1,49 @@
+"""One start of a small program in a process of its own. Prints what the warm start said, as JSON.
+
+python artifacts_child.py ROOT MODE BATCHES [calls|enter]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import attrs
+import torch
+
+import dynapolicy as dp
+
+
+def helper(x):
+    return x.sin()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) + helper(x)
+
+
+def main(root, mode, batches):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = Model()
+    right = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with torch.no_grad(), dp.warm_start("small", root=root, signature=model, mode=mode) as start:
+            step = torch.compile(model.forward, dynamic=False)
+            for batch in batches:
+                x = torch.ones(batch, 8)
+                right.append(torch.allclose(step(x), model(x), atol=1e-5))
+            record = attrs.asdict(start.record())
+    said = [str(one.message) for one in caught if issubclass(one.category, dp.DynapolicyWarning)]
+    print(json.dumps({**record, "text": str(start), "right": all(right), "said": said}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], [int(one) for one in sys.argv[3].split(",") if one])

@@ -7,10 +7,10 @@ from typing import Any
 import attrs
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import LAW
 
 from dynapolicy import Machine, WorkerPolicy
 from dynapolicy.machine import PIDS_PER_WORKER
+from strategies import LAW
 
 MB = 1024**2
 
@@ -37,7 +37,9 @@ machines = st.builds(
     triton=st.booleans(),
     daemonic=st.booleans(),
 )
-policies = st.builds(WorkerPolicy, compile_threads=or_none(st.integers(1, 1024)), worker_memory_mb=st.integers(64, 8192))
+policies = st.builds(
+    WorkerPolicy, compile_threads=or_none(st.integers(1, 1024)), worker_memory_mb=st.integers(64, 8192)
+)
 
 #: Each resource that may grow, and by what.
 RESOURCES = {

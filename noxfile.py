@@ -33,7 +33,9 @@ def tests(session: nox.Session, torch: str) -> None:
     session.env["UV_CACHE_DIR"] = str(place / "uv-cache")
     try:
         session.install(f"torch=={torch}", "--constraint", _constraints_without_torch(place), ".[test]")
-        session.run("pytest", "-rs", f"--junitxml={REPORTS / torch}.xml", *session.posargs)
+        session.run(
+            "pytest", "-n", "2", "--dist", "loadfile", "-rs", f"--junitxml={REPORTS / torch}.xml", *session.posargs
+        )
     finally:
         if not os.environ.get("KEEP"):
             shutil.rmtree(place, ignore_errors=True)

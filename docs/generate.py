@@ -30,7 +30,7 @@ The environment wins over arguments, and arguments win over defaults. Empty mean
 * Another prefix: `CompilePolicy.from_env(prefix="MYENGINE_")`.
 """
 
-TITLES = {"policy": "The policy", "workers": "Compile workers", "artifacts": "Artifacts"}
+TITLES = {"policy": "The policy", "artifacts": "Artifacts"}
 
 #: The operator's way out is no argument.
 ONLY_IN_THE_ENVIRONMENT = {"disable"}

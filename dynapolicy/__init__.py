@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from .errors import TooLateWarning as TooLateWarning
     from .errors import UnsupportedTorchWarning as UnsupportedTorchWarning
     from .errors import WarmUpError as WarmUpError
-    from .errors import WorkerError as WorkerError
-    from .errors import WorkerWarning as WorkerWarning
-    from .machine import Machine as Machine
-    from .machine import WorkerPlan as WorkerPlan
-    from .machine import WorkerPolicy as WorkerPolicy
     from .observe.per_code import audit as audit
     from .observe.per_place import doctor as doctor
     from .observe.per_setting import effective as effective
@@ -56,9 +51,6 @@ if TYPE_CHECKING:
     from .torch_compat.capabilities import Capabilities as Capabilities
     from .torch_compat.capabilities import capabilities as capabilities
     from .torch_compat.hits import LIMIT_ERRORS as LIMIT_ERRORS
-    from .workers import WorkerReport as WorkerReport
-    from .workers import Workers as Workers
-    from .workers import start_workers as start_workers
 
 __version__ = "0.1.0"
 
@@ -80,7 +72,6 @@ _HOME = {
     "KnobError": "errors",
     "KnobWarning": "errors",
     "LIMIT_ERRORS": "torch_compat.hits",
-    "Machine": "machine",
     "RecompileLimitWarning": "errors",
     "RecompileLimits": "policy",
     "RecoverError": "errors",
@@ -95,12 +86,6 @@ _HOME = {
     "WarmStart": "artifacts.session",
     "WarmUp": "actions.warming",
     "WarmUpError": "errors",
-    "WorkerError": "errors",
-    "WorkerPlan": "machine",
-    "WorkerPolicy": "machine",
-    "WorkerReport": "workers",
-    "WorkerWarning": "errors",
-    "Workers": "workers",
     "apply_policy": "apply",
     "audit": "observe.per_code",
     "capabilities": "torch_compat.capabilities",
@@ -111,7 +96,6 @@ _HOME = {
     "freeze": "actions.freezing",
     "initializer": "apply",
     "recover": "actions.recovery",
-    "start_workers": "workers",
     "warm_start": "artifacts.start",
     "warm_up": "actions.warming",
 }

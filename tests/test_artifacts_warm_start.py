@@ -163,7 +163,7 @@ def here(monkeypatch):
     monkeypatch.setattr("dynapolicy.artifacts.session.compiled_something", lambda: False)
     for name in ("DYNAPOLICY_ARTIFACT_DIR", "DYNAPOLICY_ARTIFACT_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("dynapolicy.artifacts.tempfile", SimpleNamespace(gettempdir=lambda: "/nowhere"))
+    monkeypatch.setattr("dynapolicy.artifacts.start.tempfile", SimpleNamespace(gettempdir=lambda: "/nowhere"))
 
 
 def saved(root, **arguments):
@@ -222,7 +222,7 @@ def test_the_environment_wins_over_the_argument(tmp_path, here, monkeypatch):
 
 def test_the_temporary_folder_is_never_used_in_silence(tmp_path, here, monkeypatch):
     """It is cleaned under running jobs."""
-    monkeypatch.setattr("dynapolicy.artifacts.tempfile", SimpleNamespace(gettempdir=lambda: str(tmp_path)))
+    monkeypatch.setattr("dynapolicy.artifacts.start.tempfile", SimpleNamespace(gettempdir=lambda: str(tmp_path)))
     with pytest.warns(dp.ArtifactWarning, match="below the temporary folder"), dp.warm_start("m", root=tmp_path / "t"):
         pass
 

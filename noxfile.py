@@ -26,7 +26,7 @@ nox.options.error_on_external_run = True
 @nox.session(python=None if sys.version_info[:2] == (3, 11) else "3.11")
 @nox.parametrize("torch", os.environ.get("TORCH", "").split() or RELEASES)
 def tests(session: nox.Session, torch: str) -> None:
-    """The suite on one torch, against the built package."""
+    """The suite on one torch; the package is built and installed, so that a broken build shows."""
     place = Path(session.virtualenv.location)
     # Inside the environment, so that what was downloaded goes away with it.
     session.env["OMP_NUM_THREADS"] = "1"  # as in the Makefile

@@ -162,15 +162,10 @@ def _warn_clamped(values: Iterable[KnobValue]) -> None:
         if record.clamped and record.raw is not None:
             raw = record.raw if len(record.raw) <= _LONG else f"{record.raw[:_LONG]}... ({len(record.raw)} characters)"
             warn(
-                f"{record.variable}={raw!r} is outside {knob_allowed(record.name)}; {record.value} is used.",
+                f"{record.variable}={raw!r} is outside {knob(record.name).allowed}; {record.value} is used.",
                 KnobWarning,
                 stacklevel=4,
             )
-
-
-def knob_allowed(name: str) -> str:
-    """The allowed values of a knob, in words."""
-    return knob(name).allowed
 
 
 def settle_bounds(values: dict[str, KnobValue]) -> dict[str, KnobValue]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
 
 import attrs
 
@@ -62,17 +61,13 @@ def capabilities() -> Capabilities:
         )
     return Capabilities(
         torch_version=str(torch.__version__),
-        recompile_limit_names=_has(config, "recompile_limit"),
+        recompile_limit_names=hasattr(config, "recompile_limit"),
         context_local_config=lever.is_context_local(config),
         recompile_limit_keyword="recompile_limit" in keywords,
         isolate_recompiles="isolate_recompiles" in keywords,
-        allow_unspec_int_on_nn_module=_has(config, "allow_unspec_int_on_nn_module"),
+        allow_unspec_int_on_nn_module=hasattr(config, "allow_unspec_int_on_nn_module"),
         cache_artifacts=hasattr(torch.compiler, "save_cache_artifacts"),
-        caching_precompile=_has(config, "caching_precompile"),
+        caching_precompile=hasattr(config, "caching_precompile"),
         precompile=hasattr(torch.compiler, "precompile"),
         process_lever=problem is None,
     )
-
-
-def _has(config: Any, name: str) -> bool:
-    return hasattr(config, name)

@@ -30,7 +30,7 @@ The environment wins over arguments, and arguments win over defaults. Empty mean
 * Another prefix: `CompilePolicy.from_env(prefix="MYENGINE_")`.
 """
 
-TITLES = {"policy": "The policy", "artifacts": "Artifacts"}
+TITLES = {"policy": "The policy", "workers": "Compile workers", "artifacts": "Artifacts"}
 
 #: The operator's way out is no argument.
 ONLY_IN_THE_ENVIRONMENT = {"disable"}
@@ -110,6 +110,10 @@ INDEX = """\
 * [Tutorial](tutorial.md): from a limit that is hit to an engine
 * [How torch's limits work](how_limits_work.md), measured on torch 2.6 to 2.15
 * [Environment variables](environment_variables.md)
+* [Seeing what holds](observing.md), and [testing with it](testing.md)
+* [Compile workers](workers.md), ready before the first compile
+* [Restarting without compiling](artifacts.md)
+* [What it costs](benchmarks.md)
 * [Public names](api.md)
 * [A decode step on a worker thread](examples/serve.py): what `make demo` runs
 * [An engine whose submodules compute their buckets](examples/engine.py)

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from .errors import TooLateWarning as TooLateWarning
     from .errors import UnsupportedTorchWarning as UnsupportedTorchWarning
     from .errors import WarmUpError as WarmUpError
+    from .errors import WorkerError as WorkerError
+    from .errors import WorkerWarning as WorkerWarning
     from .observe.per_code import audit as audit
     from .observe.per_place import doctor as doctor
     from .observe.per_setting import effective as effective
@@ -51,6 +53,12 @@ if TYPE_CHECKING:
     from .torch_compat.capabilities import Capabilities as Capabilities
     from .torch_compat.capabilities import capabilities as capabilities
     from .torch_compat.hits import LIMIT_ERRORS as LIMIT_ERRORS
+    from .workers.handle import WorkerReport as WorkerReport
+    from .workers.handle import Workers as Workers
+    from .workers.handle import start_workers as start_workers
+    from .workers.machine import Machine as Machine
+    from .workers.plan import WorkerPlan as WorkerPlan
+    from .workers.policy import WorkerPolicy as WorkerPolicy
 
 __version__ = "0.1.0"
 
@@ -72,6 +80,7 @@ _HOME = {
     "KnobError": "errors",
     "KnobWarning": "errors",
     "LIMIT_ERRORS": "torch_compat.hits",
+    "Machine": "workers.machine",
     "RecompileLimitWarning": "errors",
     "RecompileLimits": "policy",
     "RecoverError": "errors",
@@ -86,6 +95,12 @@ _HOME = {
     "WarmStart": "artifacts.session",
     "WarmUp": "actions.warming",
     "WarmUpError": "errors",
+    "WorkerError": "errors",
+    "WorkerPlan": "workers.plan",
+    "WorkerPolicy": "workers.policy",
+    "WorkerReport": "workers.handle",
+    "WorkerWarning": "errors",
+    "Workers": "workers.handle",
     "apply_policy": "apply",
     "audit": "observe.per_code",
     "capabilities": "torch_compat.capabilities",
@@ -96,6 +111,7 @@ _HOME = {
     "freeze": "actions.freezing",
     "initializer": "apply",
     "recover": "actions.recovery",
+    "start_workers": "workers.handle",
     "warm_start": "artifacts.start",
     "warm_up": "actions.warming",
 }

@@ -33,6 +33,8 @@ __all__ = [
     "TooLateWarning",
     "UnsupportedTorchWarning",
     "WarmUpError",
+    "WorkerError",
+    "WorkerWarning",
 ]
 
 
@@ -100,6 +102,10 @@ class ArtifactRefused(RuntimeError):  # noqa: N818 - a verdict: the start goes o
     """An artifact is not used; the text says why. Never leaves ``warm_start``."""
 
 
+class WorkerError(DynapolicyError, ValueError):
+    """Compile workers can't be started the way that was asked for."""
+
+
 class FrozenError(DynapolicyError, RuntimeError):
     """Something would compile after ``freeze("raise")``."""
 
@@ -146,6 +152,10 @@ class UnsupportedTorchWarning(DynapolicyWarning):
 
 class RecompileLimitWarning(DynapolicyWarning):
     """A code object hit a recompile limit, or will."""
+
+
+class WorkerWarning(DynapolicyWarning):
+    """Compile workers are not as asked: they died too often, or nothing is started."""
 
 
 _said: set[object] = set()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 
 import attrs
 
 from ..errors import UnsupportedTorchWarning, warn
 
-__all__ = ["Capabilities", "capabilities"]
+__all__ = ["Capabilities", "capabilities", "unset_empty_threads"]
+
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 @attrs.frozen(kw_only=True)
@@ -41,9 +44,21 @@ class Capabilities:
     process_lever: bool
 
 
+def unset_empty_threads() -> bool:
+    """Unset an empty ``TORCHINDUCTOR_COMPILE_THREADS``, with which torch's configuration can't be imported.
+
+    It is not put back: compile workers inherit the environment and import the same configuration.
+    """
+    empty = not os.environ.get(_THREADS, "unset").strip()
+    if empty:
+        del os.environ[_THREADS]
+    return empty
+
+
 @functools.cache
 def capabilities() -> Capabilities:
     """Probe the installed torch, once per process. Imports ``torch._dynamo``: seconds on the first call."""
+    unset_empty_threads()
     import torch
     from torch._dynamo import config
 

@@ -1,0 +1,1 @@
+"""Torch's compile workers: how many, started early, looked after, ended."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import dynapolicy as dp
+from dynapolicy.artifacts import saver
 from dynapolicy.artifacts.bundling import Content, manifest_of, opened
 from dynapolicy.artifacts.envelope import Entry
 from dynapolicy.artifacts.store import Store
@@ -23,7 +27,7 @@ CHILD = Path(__file__).with_name("artifacts_child.py")
 DEADLY = b"cposix\n_exit\n(I9\ntR."
 
 
-def start(root, batches, *, mode="default", status=0, **environment):
+def start(root, batches, *, mode="default", status=0, before=None, **environment):
     """One start in a process of its own; what it said."""
     ours = ("DYNAPOLICY", "TORCHINDUCTOR", "TRITON")
     keep = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
@@ -34,6 +38,7 @@ def start(root, batches, *, mode="default", status=0, **environment):
         text=True,
         check=False,
         timeout=200,
+        preexec_fn=before,
     )
     assert ran.returncode == status, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1]) if status == 0 else None
@@ -99,9 +104,31 @@ def graph_entries(content):
     return [one for one in content.artifacts if one.kind in ("inductor", "0")] or files
 
 
-def test_a_restart_compiles_nothing_even_without_a_compiler(root, no_compiler, tmp_path):
-    """From a moved store, with an empty temporary folder: two graphs come back, and no compiler runs."""
-    said = start(root, "1,2", **no_compiler)
+def modes_hold_for_root_too():
+    """Linux: without CAP_DAC_OVERRIDE root can't write where the modes say that its owner can't."""
+    cap_bset_drop, cap_dac_override = 24, 1
+    ctypes.CDLL(None).prctl(cap_bset_drop, cap_dac_override, 0, 0, 0)
+
+
+@pytest.fixture
+def read_only(root):
+    """The same tree, where its owner may only read; it must not be changed."""
+    folders = [Path(folder) for folder, _, _ in os.walk(root)]
+    for folder in folders:
+        folder.chmod(0o500)
+    before = sorted(root.rglob("*"))
+    yield root
+    assert sorted(root.rglob("*")) == before
+    for folder in folders:
+        folder.chmod(0o700)
+
+
+def test_a_restart_compiles_nothing_even_from_a_read_only_tree_without_a_compiler(read_only, no_compiler, tmp_path):
+    """Moved, too, and with an empty temporary folder: two graphs come back, and no compiler runs."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    said = start(read_only, "1,2", before=modes_hold_for_root_too, XDG_CACHE_HOME=str(private), **no_compiler)
+    assert list((private / "dynapolicy" / "work").iterdir())
     assert (said["verdict"], said["graphs"], said["compiled"], said["right"]) == ("warm", 2, 0, True)
     assert said["text"].startswith("warm: 2 of 2 graphs from artifacts, 0 compiled")
     called = (tmp_path / "called").read_text().split("\n")
@@ -289,6 +316,33 @@ def test_a_call_that_raises_without_artifacts_too_blames_nobody(tmp_path, here):
         start.first(broken)
     with dp.warm_start("m", root=tmp_path / "root") as start:
         assert start.verdict == "loaded"
+
+
+def test_what_was_compiled_is_saved_once_compilation_rests(monkeypatch):
+    """Not before, not again without a reason, and a save that runs is waited for at the end."""
+    monkeypatch.setattr(saver, "LOOK", 0.01)
+    monkeypatch.setattr(saver, "QUIET", 0.1)
+    counted, saves, ended, amid = [0], [], [], threading.Event()
+    monkeypatch.setattr(saver, "counts", lambda: counted[0])
+
+    def save():
+        saves.append(counted[0])
+        amid.set()
+        time.sleep(0.1)
+        ended.append(saves[-1])
+
+    watching = saver.Saver(save)
+    time.sleep(0.3)
+    assert not amid.is_set()
+    for number in (1, 2):
+        counted[0] = number
+        assert amid.wait(30)
+        amid.clear()
+    time.sleep(0.3)
+    counted[0] = 3
+    assert amid.wait(30)
+    watching.stop()
+    assert ended == saves == [1, 2, 3]
 
 
 def test_a_store_that_cannot_be_written_is_a_warning(tmp_path, here, monkeypatch):

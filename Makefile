@@ -21,7 +21,7 @@ test: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile -rs --junitxml=.nox/reports/pinned.xml
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -rs --junitxml=.nox/reports/pinned.xml
 
 matrix: $(INSTALLED)
 	TORCH="$(TORCH)" KEEP="$(KEEP)" $(BIN)/nox --session tests skips

@@ -33,8 +33,10 @@ def tests(session: nox.Session, torch: str) -> None:
     session.env["UV_CACHE_DIR"] = str(place / "uv-cache")
     try:
         session.install(f"torch=={torch}", "--constraint", _constraints_without_torch(place), ".[test]")
+        # In the order of their names: by default files with few tests come last, and these are the long ones.
         session.run(
-            "pytest", "-n", "2", "--dist", "loadfile", "-rs", f"--junitxml={REPORTS / torch}.xml", *session.posargs
+            *("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-rs"),
+            *(f"--junitxml={REPORTS / torch}.xml", *session.posargs),
         )
     finally:
         if not os.environ.get("KEEP"):

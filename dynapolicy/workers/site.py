@@ -109,8 +109,9 @@ class Site:
             if self._hold is None or (self._stopping() and not own):
                 return
             self.keeper = Keeper(self._hold, self.notes, self._change)
-            self._state = "started"
             self.keeper.adopt_existing(own=own)
+            # Only now: who reads this state reads of the pool as well.
+            self._state = "started"
             if self._stopped:
                 self.shutdown(_BURY)
             elif self._quiet:
@@ -217,10 +218,11 @@ class Site:
         """After a fork: the thread that started is the parent's, and so is the pool."""
         self._begun, self._change = threading.Event(), threading.RLock()
         self._begun.set()
+        amid = self._state == "starting"
         if self.keeper is not None:
             self.keeper.in_child(self._change)
-        elif self._state == "starting":
-            self._state = "unstarted"
+        if amid:
+            self._state = "unstarted" if self.keeper is None else "started"
 
 
 def _by_hand() -> dict[str, Any]:

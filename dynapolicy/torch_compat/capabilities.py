@@ -9,10 +9,9 @@ import os
 import attrs
 
 from ..errors import UnsupportedTorchWarning, warn
+from ..workers.machine import TORCH_THREADS
 
 __all__ = ["Capabilities", "capabilities", "unset_empty_threads"]
-
-_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 @attrs.frozen(kw_only=True)
@@ -49,9 +48,9 @@ def unset_empty_threads() -> bool:
 
     It is not put back: compile workers inherit the environment and import the same configuration.
     """
-    empty = not os.environ.get(_THREADS, "unset").strip()
+    empty = not os.environ.get(TORCH_THREADS, "unset").strip()
     if empty:
-        del os.environ[_THREADS]
+        del os.environ[TORCH_THREADS]
     return empty
 
 

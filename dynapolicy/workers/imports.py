@@ -72,23 +72,19 @@ class ImportGate:
         # A thread that was importing before the gate was put up has no turn, but locks: it comes first.
         while ((polite and self._waiting) or _others_load()) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY)
-        with self._taking(self._turn):
+        turn = self._turn
+        got = turn.acquire(timeout=_PATIENCE)
+        try:
             yield lambda: self._waiting > 0
+        finally:
+            if got:
+                turn.release()
 
     def in_child(self) -> None:
         """After a fork: whoever had a turn or waited is not here."""
         self._turn, self._waiting = threading.RLock(), 0
         while self._users:
             self.take_down()
-
-    @contextmanager
-    def _taking(self, turn: threading.RLock) -> Iterator[None]:
-        got = turn.acquire(timeout=_PATIENCE)
-        try:
-            yield
-        finally:
-            if got:
-                turn.release()
 
     def _stand_in(
         self,

@@ -213,7 +213,7 @@ def run_all(arguments: argparse.Namespace) -> None:
         result = child(arguments, mode, config, cache, left)
         longest[mode] = max(longest[mode] if config == "warm" else 0.0, time.monotonic() - started + 3.0)
         line = {"mode": mode, "config": config, "run": run, "cpus": os.cpu_count(), "layers": arguments.layers}
-        line |= {"zoo": arguments.zoo or ZOO[mode], **result}
+        line |= {"zoo": zoo_of(arguments, mode), **result}
         with arguments.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
@@ -223,6 +223,11 @@ def run_all(arguments: argparse.Namespace) -> None:
             shutil.rmtree(cache, ignore_errors=True)
     for folder in kept.values():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def zoo_of(arguments: argparse.Namespace, mode: str) -> int:
+    """How many different blocks; 0 is a number as well."""
+    return ZOO[mode] if arguments.zoo is None else arguments.zoo
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -237,10 +242,10 @@ def child(arguments: argparse.Namespace, mode: str, config: str, cache: Path, ti
     if config == "one":
         more["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     more["WORKERS_BENCH_BEGIN"] = repr(time.time())
-    zoo = arguments.zoo or ZOO[mode]
+    zoo = str(zoo_of(arguments, mode))
     command = [
         *(sys.executable, __file__, "--one", "--config", config, "--mode", mode, "--device", arguments.device),
-        *("--zoo", str(zoo), "--layers", str(arguments.layers), "--load-seconds", str(arguments.load_seconds)),
+        *("--zoo", zoo, "--layers", str(arguments.layers), "--load-seconds", str(arguments.load_seconds)),
         *("--out", str(arguments.out)),
     ]
     try:

@@ -28,7 +28,23 @@ class Model(torch.nn.Module):
         return torch.relu(self.linear(x)) + helper(x)
 
 
+def count_guard_builds():
+    """How often torch builds the guards of a graph, loaded or new."""
+    import torch._dynamo.guards
+
+    manager, built = torch._dynamo.guards.CheckFunctionManager, []
+    build = getattr(manager, "build_guards", None)  # torch 2.6 has none
+
+    def counted(*args, **kwargs):
+        built.append(1)
+        return build(*args, **kwargs)
+
+    manager.build_guards = counted
+    return built
+
+
 def main(root, mode, batches):
+    built = count_guard_builds()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Model()
@@ -42,7 +58,7 @@ def main(root, mode, batches):
                 right.append(torch.allclose(step(x), model(x), atol=1e-5))
             record = attrs.asdict(start.record())
     said = [str(one.message) for one in caught if issubclass(one.category, dp.DynapolicyWarning)]
-    print(json.dumps({**record, "text": str(start), "right": all(right), "said": said}))
+    print(json.dumps({**record, "text": str(start), "right": all(right), "said": said, "builds": len(built)}))
 
 
 if __name__ == "__main__":

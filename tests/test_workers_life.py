@@ -31,6 +31,13 @@ def test_workers_are_quiesced_after_warm_up_and_come_back(life: dict[str, Any]) 
 
 
 @needs_triton
+def test_a_kernel_that_a_worker_compiled_is_found_by_its_program(life: dict[str, Any]) -> None:
+    """Both take one assembler. Torch 2.11's own workers take another, and autotuning compiled each choice twice."""
+    workers, program = life["kernel_names"]
+    assert workers == program
+
+
+@needs_triton
 def test_started_twice_the_first_size_stays(life: dict[str, Any]) -> None:
     """The report says so."""
     assert life["twice"]["got"] == 2

@@ -15,8 +15,8 @@ __all__ = ["gather", "unpack"]
 #: Worth nothing to another process: locks, and files that are being written.
 _SKIPPED_FOLDERS = ("locks", "tmp")
 _SKIPPED_ENDS = (".lock", ".tmp")
-#: Several writers help once the files are many or large.
-_MANY_BYTES = 32 << 20
+#: Bytes from which several writers help; for small files they only wait for each other.
+_LARGE = 1 << 20
 
 
 def gather(root: Path, skip: Sequence[str] = ()) -> list[Entry]:
@@ -47,19 +47,23 @@ def unpack(entries: Iterable[Entry], root: Path) -> None:
     Raises:
         OSError: a file can't be written.
     """
-    files = list(entries)
-    for folder in {(root / entry.key).parent for entry in files}:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = [(f"{root}/{entry.key}", entry.content) for entry in entries]
+    for folder in {path.rpartition("/")[0] for path, _ in files}:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for file in files:
+        if len(file[1]) < _LARGE:
+            _write(file)
+    if large := [file for file in files if len(file[1]) >= _LARGE]:
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            list(pool.map(_write, large))
 
-    def write(entry: Entry) -> None:
-        # Never through a link, and never over a file that is there.
-        path = root / entry.key
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
-            file.write(entry.content)
 
-    if sum(len(entry.content) for entry in files) < _MANY_BYTES:
-        for entry in files:
-            write(entry)
-        return
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(write, files))
+def _write(file: tuple[str, bytes | memoryview]) -> None:
+    """Never through a link, and never over a file that is there."""
+    path, content = file
+    with open(path, "xb", opener=_private) as opened:
+        opened.write(content)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o700)

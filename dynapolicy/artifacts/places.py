@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ArtifactRefused
 from ..torch_compat import artifacts as compat
+from ..torch_compat.autotune import AutotuneNames
 from ..torch_compat.toolchain import Toolchain
 from ..torch_compat.tracing import TracedCode
 from . import precompiled, workdirs
@@ -44,6 +45,7 @@ class Places:
         self._make_folders()
         tag = digest_of([os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", ""), fit, mode])[:16]
         self._undo.callback(compat.Held("compiler.cache_key_tag", f"dynapolicy-{tag}").restore)
+        self._undo.callback(AutotuneNames().stop)
         self.toolchain = Toolchain({})
         self._undo.callback(self.toolchain.stop)
         self.traced = TracedCode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from .artifacts import no_compile
 from .settings import find
 
 __all__ = ["Packages", "lacking", "recompile_after_hit_raises"]
 
 #: Known-bad ranges, where no probe can tell. With a hit, the next recompile raises an AssertionError.
 _RECOMPILE_RAISES = SpecifierSet(">=2.10,<2.15", prereleases=True)
+_BUILD = "load_guard_manager"
 
 
 def lacking() -> str:
@@ -42,7 +45,7 @@ def recompile_after_hit_raises() -> bool:
 
 
 class Packages:
-    """Watches which functions torch looks up, until ``stop``.
+    """Watches which functions torch looks up, and lets it build loaded guards once, until ``stop``.
 
     Attributes:
         graphs: graphs in the packages that were found.
@@ -72,8 +75,29 @@ class Packages:
 
         self._ours: Any = load
         self._cache.load = load
+        self._names = vars(package)
+        self._build: Any = self._names.get(_BUILD)
+        if self._build is not None:
+            self._once: Any = _without_filter(self._build)
+            self._names[_BUILD] = self._once
 
     def stop(self) -> None:
         """Watch no longer."""
         if self._cache.load is self._ours:
             self._cache.load = self._load
+        if self._build is not None and self._names[_BUILD] is self._once:
+            self._names[_BUILD] = self._build
+
+
+def _without_filter(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch builds loaded guards twice, to drop again what it dropped before it saved them."""
+
+    @functools.wraps(build)
+    def built_once(*args: Any, **kwargs: Any) -> Any:
+        import torch._dynamo
+
+        # The lock: before torch 2.12 the setting is every thread's, and another may just trace.
+        with no_compile(), torch._dynamo.config.patch(caching_precompile=False):
+            return build(*args, **kwargs)
+
+    return built_once

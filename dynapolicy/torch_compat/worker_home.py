@@ -18,6 +18,7 @@ __all__ = [
     "problem",
     "ready_future",
     "request_ready",
+    "share_ptxas",
     "threads_only",
 ]
 
@@ -26,6 +27,7 @@ __all__ = [
 CONFIGURATION = ("torch._dynamo", "torch._inductor.config")
 HOME = "torch._inductor.async_compile"
 COMPILER = ("torch._inductor.graph", "torch._inductor.compile_fx")
+_TASKS = "torch._inductor.runtime.compile_tasks"
 
 
 def _home() -> Any:
@@ -103,6 +105,18 @@ def request_ready() -> None:
     ask = getattr(_home(), "use_process_pool", None)
     if ask is not None:
         ask()
+
+
+def share_ptxas() -> None:
+    """Have this process compile with the assembler that its workers take.
+
+    Its version is a part of a kernel's name in Triton's cache. The workers of a torch that brings a ptxas of
+    its own take that; a program that hasn't compiled a kernel by itself took Triton's, found nothing of what
+    they had compiled for autotuning, and compiled each choice again, one after the other.
+    """
+    choose = getattr(sys.modules.get(_TASKS), "_set_triton_ptxas_path", None)
+    if choose is not None:
+        choose()
 
 
 def ready_future(pool: Any) -> Future[Any] | None:

@@ -89,6 +89,7 @@ class Keeper:
         self._jobs = Jobs(pool.submit, pool.alive, self._rescue)
         pool.guard(self._jobs.submit)
         self.pool, self._own = pool, own
+        home.share_ptxas()
         wanted = self._hold.values["compile_threads"]
         if own:
             end_with_process()

@@ -8,7 +8,8 @@ of JSON lines, and runs that are there already are not repeated, so that it can 
 
     python tests/bench/workers_bench.py --start-only
 
-The last one shows how long the call of ``start_workers`` takes by itself.
+The last one shows how long the call of ``start_workers`` takes by itself. ``--lanes 4`` lets four runs go
+on at once, each on a quarter of the CPUs; such results belong in a file of their own.
 
 Configurations: ``one`` worker; torch's ``default``; ``late``: the policy, started when the weights are
 loaded; ``early``: the policy, started before; ``warm``: torch's default with full caches.
@@ -17,8 +18,10 @@ loaded; ``early``: the policy, started before; ``warm``: torch's default with fu
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import queue
 import shutil
 import statistics
 import subprocess
@@ -27,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +143,8 @@ def one_run(arguments: argparse.Namespace) -> dict[str, Any]:
     """From the start of this process to the end of the warm-up."""
     begin = float(os.environ["WORKERS_BENCH_BEGIN"])
     found: dict[str, float] = {}
+    if arguments.cpus:
+        os.sched_setaffinity(0, arguments.cpus)  # before anything counts them
     threading.Thread(target=watch_ready, args=(begin, found), daemon=True).start()
     import dynapolicy as dp
 
@@ -153,7 +159,7 @@ def one_run(arguments: argparse.Namespace) -> dict[str, Any]:
         workers = dp.start_workers()
     model, width, dtype = make_model(arguments.zoo, arguments.layers, arguments.device)
     ready = workers is not None and workers.ready
-    buckets = dp.ShapeBuckets(batch=(1, 4), tokens=(128,))
+    buckets = dp.ShapeBuckets(batch=tuple(arguments.batches), tokens=(128,))
     policy = dp.CompilePolicy({type(model).forward: [buckets]})
 
     def inputs(batch: int, tokens: int) -> Any:
@@ -199,30 +205,62 @@ def missing(done: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterat
 
 def run_all(arguments: argparse.Namespace) -> None:
     """What is missing, as far as the budget goes."""
-    begin, longest = time.monotonic(), dict.fromkeys(MODES, arguments.first_guess)
-    kept = {mode: Path(tempfile.gettempdir()) / f"workers-bench-{os.getpid()}-{mode}" for mode in MODES}
+    runs = Runs(arguments)
     # Warm runs last: they use what a cold run of this session has left.
-    for mode, config, run in sorted(missing(read(arguments.out), arguments), key=lambda one: one[1] == "warm"):
-        left = arguments.budget - (time.monotonic() - begin)
-        if left < longest[mode]:
-            continue
-        cache = kept[mode] if config == "warm" else Path(tempfile.mkdtemp(prefix="workers-bench-"))
-        if config == "warm" and not cache.exists():
-            child(arguments, mode, "default", cache, left)
-        started = time.monotonic()
-        result = child(arguments, mode, config, cache, left)
-        longest[mode] = max(longest[mode] if config == "warm" else 0.0, time.monotonic() - started + 3.0)
-        line = {"mode": mode, "config": config, "run": run, "cpus": os.cpu_count(), "layers": arguments.layers}
-        line |= {"zoo": zoo_of(arguments, mode), **result}
-        with arguments.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
-        if config != "warm" and not kept[mode].exists():
-            cache.rename(kept[mode])
-        elif config != "warm":
-            shutil.rmtree(cache, ignore_errors=True)
-    for folder in kept.values():
+    for warm in (False, True):
+        todo = [one for one in missing(read(arguments.out), arguments) if (one[1] == "warm") == warm]
+        lanes: queue.Queue[list[int]] = queue.Queue()
+        for cpus in shares(arguments.lanes):
+            lanes.put(cpus)
+        with ThreadPoolExecutor(arguments.lanes) as pool:
+            list(pool.map(functools.partial(runs.one, lanes), todo))
+    for folder in runs.kept.values():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def shares(lanes: int) -> list[list[int]]:
+    """The CPUs of each lane; one lane takes what there is, unpinned."""
+    cpus = sorted(os.sched_getaffinity(0))
+    each = len(cpus) // lanes
+    return [[]] if lanes == 1 else [cpus[lane * each : (lane + 1) * each] for lane in range(lanes)]
+
+
+class Runs:
+    """The runs of one session: how long they take, and the caches that they leave for warm ones."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.begin = time.monotonic()
+        self.longest = dict.fromkeys(MODES, arguments.first_guess)
+        temporary = Path(tempfile.gettempdir())
+        self.kept = {mode: temporary / f"workers-bench-{os.getpid()}-{mode}" for mode in MODES}
+        self.lock = threading.Lock()
+
+    def one(self, lanes: queue.Queue[list[int]], job: tuple[str, str, int]) -> None:
+        """One run, on the CPUs of a lane that is free."""
+        mode, config, run = job
+        left = self.arguments.budget - (time.monotonic() - self.begin)
+        if left < self.longest[mode]:
+            return
+        cpus = lanes.get()
+        cache = self.kept[mode] if config == "warm" else Path(tempfile.mkdtemp(prefix="workers-bench-"))
+        if config == "warm" and not cache.exists():
+            child(self.arguments, mode, "default", cache, left, cpus)
+        started = time.monotonic()
+        result = child(self.arguments, mode, config, cache, left, cpus)
+        seconds = time.monotonic() - started + 3.0
+        lanes.put(cpus)
+        line = {"mode": mode, "config": config, "run": run, "cpus": len(cpus) or os.cpu_count()}
+        line |= {"layers": self.arguments.layers, "zoo": zoo_of(self.arguments, mode), **result}
+        with self.lock:
+            self.longest[mode] = max(self.longest[mode] if config == "warm" else 0.0, seconds)
+            with self.arguments.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+            if config != "warm" and not self.kept[mode].exists():
+                cache.rename(self.kept[mode])
+            elif config != "warm":
+                shutil.rmtree(cache, ignore_errors=True)
 
 
 def zoo_of(arguments: argparse.Namespace, mode: str) -> int:
@@ -237,7 +275,9 @@ def environ(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]), **more}
 
 
-def child(arguments: argparse.Namespace, mode: str, config: str, cache: Path, timeout: float) -> dict[str, Any]:
+def child(
+    arguments: argparse.Namespace, mode: str, config: str, cache: Path, timeout: float, cpus: list[int]
+) -> dict[str, Any]:
     more = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
     if config == "one":
         more["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -246,7 +286,7 @@ def child(arguments: argparse.Namespace, mode: str, config: str, cache: Path, ti
     command = [
         *(sys.executable, __file__, "--one", "--config", config, "--mode", mode, "--device", arguments.device),
         *("--zoo", zoo, "--layers", str(arguments.layers), "--load-seconds", str(arguments.load_seconds)),
-        *("--out", str(arguments.out)),
+        *("--out", str(arguments.out), "--batches", *map(str, arguments.batches), "--cpus", *map(str, cpus)),
     ]
     try:
         done = subprocess.run(
@@ -373,6 +413,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--zoo", type=int, help=f"different kernels; {ZOO} where not given")
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batches", nargs="+", type=int, default=(1, 4), help="batch sizes, one bucket each")
+    parser.add_argument("--lanes", type=int, default=1, help="runs at once, each on its share of the CPUs")
+    parser.add_argument("--cpus", nargs="*", type=int, default=(), help=argparse.SUPPRESS)
     parser.add_argument("--load-seconds", type=float, default=10.0)
     parser.add_argument("--table", action="store_true", help="print the table of what is there")
     parser.add_argument("--svg", type=Path, help="write the chart of what is there")

@@ -30,6 +30,8 @@ def tests(session: nox.Session, torch: str) -> None:
     place = Path(session.virtualenv.location)
     # Inside the environment, so that what was downloaded goes away with it.
     session.env["OMP_NUM_THREADS"] = "1"  # as in the Makefile
+    # uv compiles no bytecode: unless the first process keeps it, each of a hundred compiles torch's modules anew.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.env["UV_CACHE_DIR"] = str(place / "uv-cache")
     try:
         session.install(f"torch=={torch}", "--constraint", _constraints_without_torch(place), ".[test]")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .artifacts.start import warm_start as warm_start
     from .buckets import ShapeBuckets as ShapeBuckets
     from .compiled import compile as compile  # noqa: A004 - torch's own name for it
+    from .derivation import RecompileLimits as RecompileLimits
     from .errors import ArtifactError as ArtifactError
     from .errors import ArtifactWarning as ArtifactWarning
     from .errors import BucketError as BucketError
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from .observe.per_place import doctor as doctor
     from .observe.per_setting import effective as effective
     from .policy import CompilePolicy as CompilePolicy
-    from .policy import RecompileLimits as RecompileLimits
     from .torch_compat.capabilities import Capabilities as Capabilities
     from .torch_compat.capabilities import capabilities as capabilities
     from .torch_compat.hits import LIMIT_ERRORS as LIMIT_ERRORS
@@ -82,7 +82,7 @@ _HOME = {
     "LIMIT_ERRORS": "torch_compat.hits",
     "Machine": "workers.machine",
     "RecompileLimitWarning": "errors",
-    "RecompileLimits": "policy",
+    "RecompileLimits": "derivation",
     "RecoverError": "errors",
     "RestoreError": "errors",
     "ScopeWarning": "errors",

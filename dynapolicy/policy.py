@@ -11,28 +11,13 @@ import attrs
 
 from .asked import SettingValue, check_settings
 from .declare import Declaration, collect
+from .derivation import Derivation, RecompileLimits
 from .errors import CeilingError, CeilingWarning, KnobError, SettingError, warn
 from .knob_table import Value, rows_of
 from .knobs import KnobValue, from_records, read_knobs, settle_bounds
 from .targets import Target, resolve
 
-__all__ = ["CompilePolicy", "RecompileLimits"]
-
-#: Torch's own default for the accumulated limit, in entries; never asked for less.
-LEAST_ACCUMULATED = 256
-
-
-@attrs.frozen
-class RecompileLimits:
-    """Both limits that torch has, in cache entries per code object.
-
-    Attributes:
-        recompile_limit: entries of one code object (``cache_size_limit`` on torch 2.6).
-        accumulated_recompile_limit: entries of one code object over all its wrappers and regions.
-    """
-
-    recompile_limit: int
-    accumulated_recompile_limit: int
+__all__ = ["CompilePolicy"]
 
 
 @attrs.frozen(init=False, repr=False)
@@ -116,20 +101,13 @@ class CompilePolicy:
         self._check_ceiling()
 
     def _check_ceiling(self) -> None:
-        for name, entries in self._over_ceiling():
+        for name, entries in self._derivation.over_ceiling():
             rule = f"CEIL allows {self.ceil} of the {entries} declared entries, {entries - self.ceil} would run eager"
             variable = self._record("ceil").variable
             way_out = f"Raise {variable}, or declare fewer shapes"
             if self.on_limit == "raise":
                 raise CeilingError(name, entries, rule, self._record("ceil").source, way_out)
             warn(f"{name}: {rule}. {way_out}.", CeilingWarning, stacklevel=4)
-
-    def _over_ceiling(self) -> list[tuple[str, int]]:
-        return [
-            (group[0].name if len(group) == 1 else " + ".join(one.name for one in group), entries)
-            for group in self._groups()
-            if (entries := sum(one.entries for one in group)) > self.ceil
-        ]
 
     # -- knobs ---------------------------------------------------------------------------------
 
@@ -178,23 +156,14 @@ class CompilePolicy:
 
     # -- derivation ----------------------------------------------------------------------------
 
-    def _groups(self) -> list[list[Declaration]]:
-        """Declarations by the code object they count on: those that share torch's own are one group."""
-        shared = [one for one in self.declarations if one.shared]
-        return [[one] for one in self.declarations if not one.shared] + ([shared] if shared else [])
-
-    def _limits(self, entries: int) -> RecompileLimits:
-        limit = min(max(self.floor, entries + self.eager_headroom), self.ceil)
-        return RecompileLimits(limit, max(LEAST_ACCUMULATED, 4 * limit))
+    @property
+    def _derivation(self) -> Derivation:
+        return Derivation(self.declarations, self.floor, self.ceil, self.eager_headroom)
 
     @property
     def limits(self) -> RecompileLimits:
         """The process's limits: those of the code object that needs most, FLOOR where none is declared."""
-        needed = [self._limits(sum(one.entries for one in group)) for group in self._groups()]
-        return max(needed, key=lambda limits: limits.recompile_limit, default=self._floor_limits())
-
-    def _floor_limits(self) -> RecompileLimits:
-        return RecompileLimits(self.floor, max(LEAST_ACCUMULATED, 4 * self.floor))
+        return self._derivation.limits()
 
     def declaration(self, target: Any) -> Declaration | None:
         """What was declared for a target, or None."""
@@ -207,14 +176,13 @@ class CompilePolicy:
         Targets that share torch's own code object need the sum of what all of them declared.
         """
         found = self.declaration(target)
-        if found is None:
-            return self.limits
-        return self._limits(sum(one.entries for group in self._groups() if found in group for one in group))
+        return self.limits if found is None else self._derivation.limits_with(found)
 
     def own_limit(self, target: Any) -> int:
         """The limit of one target alone, in entries: its budget where torch isolates it."""
         found = self.declaration(target)
-        return self.limits.recompile_limit if found is None else self._limits(found.entries).recompile_limit
+        limits = self.limits if found is None else self._derivation.limits_of(found.entries)
+        return limits.recompile_limit
 
     def compile_kwargs(self, target: Any, isolate: bool = False) -> dict[str, Any]:
         """Keywords for ``torch.compile(target, ...)`` that the installed torch takes.

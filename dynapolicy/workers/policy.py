@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import attrs
 
 from ..errors import KnobError
-from ..knob_table import knob, rows_of
+from ..knob_table import Value, knob, rows_of
 from ..knobs import KnobValue, from_records, read_knobs
 from .machine import Machine
 from .plan import WorkerPlan, plan_for
@@ -43,11 +43,7 @@ class WorkerPolicy:
         worker_start: str | None = None,
         worker_memory_mb: int | None = None,
     ) -> None:
-        arguments = {
-            "compile_threads": compile_threads,
-            "worker_start": worker_start,
-            "worker_memory_mb": worker_memory_mb,
-        }
+        arguments = _arguments(compile_threads, worker_start, worker_memory_mb)
         self.__attrs_init__(tuple(read_knobs({}, arguments, "DYNAPOLICY_", _ROWS).values()))
 
     @classmethod
@@ -71,11 +67,7 @@ class WorkerPolicy:
         Raises:
             KnobError: one error for all variables and arguments that are not allowed.
         """
-        arguments = {
-            "compile_threads": compile_threads,
-            "worker_start": worker_start,
-            "worker_memory_mb": worker_memory_mb,
-        }
+        arguments = _arguments(compile_threads, worker_start, worker_memory_mb)
         environ = os.environ if environ is None else environ
         return cls._of(tuple(read_knobs(environ, arguments, prefix, _ROWS).values()))
 
@@ -148,3 +140,7 @@ class WorkerPolicy:
         except (ValueError, KeyError, TypeError) as error:
             rule = f"It is no worker policy in JSON: {error}"
             raise KnobError("from_json", text, rule, "argument", "Pass what to_json() gave") from None
+
+
+def _arguments(compile_threads: Value, worker_start: Value, worker_memory_mb: Value) -> dict[str, Value]:
+    return {"compile_threads": compile_threads, "worker_start": worker_start, "worker_memory_mb": worker_memory_mb}

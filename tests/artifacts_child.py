@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import warnings
 
 import attrs
@@ -43,6 +44,23 @@ def count_guard_builds():
     return built
 
 
+def left_in_force():
+    """On this thread and on another, the settings that a warm start holds while it lasts."""
+    import torch._dynamo
+    from torch.compiler import config
+
+    seen = []
+
+    def look():
+        seen.append([config.cache_key_tag, getattr(torch._dynamo.config, "caching_precompile", False)])
+
+    look()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return seen
+
+
 def main(root, mode, batches):
     built = count_guard_builds()
     torch.manual_seed(0)
@@ -58,7 +76,8 @@ def main(root, mode, batches):
                 right.append(torch.allclose(step(x), model(x), atol=1e-5))
             record = attrs.asdict(start.record())
     said = [str(one.message) for one in caught if issubclass(one.category, dp.DynapolicyWarning)]
-    print(json.dumps({**record, "text": str(start), "right": all(right), "said": said, "builds": len(built)}))
+    saw = {"text": str(start), "right": all(right), "said": said, "builds": len(built), "left": left_in_force()}
+    print(json.dumps({**record, **saw}))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,8 @@ def forget_ready() -> None:
 
 def request_ready() -> None:
     """Have the workers started, and torch told once they are: what its compiles look at."""
-    ask = getattr(_home(), "use_process_pool", None)
+    # Of an instance: torch 2.7 knows it as a plain method.
+    ask = getattr(_home()(), "use_process_pool", None)
     if ask is not None:
         ask()
 

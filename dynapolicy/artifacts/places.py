@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ArtifactRefused
 from ..torch_compat import artifacts as compat
-from ..torch_compat.autotune import AutotuneNames
+from ..torch_compat.autotune import AutotuneNames, key_tag_of_environment
 from ..torch_compat.toolchain import Toolchain
 from ..torch_compat.tracing import TracedCode
 from . import precompiled, workdirs
@@ -43,7 +43,7 @@ class Places:
             self._undo.callback(_put_back, variable, os.environ.get(variable))
             os.environ[variable] = str(self.work.path / folder)
         self._make_folders()
-        tag = digest_of([os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", ""), fit, mode])[:16]
+        tag = digest_of([key_tag_of_environment(), fit, mode])[:16]
         self._undo.callback(compat.Held("compiler.cache_key_tag", f"dynapolicy-{tag}").restore)
         self._undo.callback(AutotuneNames().stop)
         self.toolchain = Toolchain({})

@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AutotuneNames"]
+from .stand_in import StandIn
 
-_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
+__all__ = ["AutotuneNames", "key_tag_of_environment"]
+
+_NAME = "_prepare_key"
 _ANY_FILE = "/folder/kernel.py"
 
 
@@ -24,24 +26,27 @@ class AutotuneNames:
         import torch.compiler.config
         from torch._inductor.runtime import autotune_cache
 
-        self._cache: Any = vars(autotune_cache)["AutotuneCache"]
-        self._found: Any = vars(self._cache).get("_prepare_key")
-        self._ours: Any = staticmethod(_name_of_workers)
-        self.in_force = isinstance(self._found, staticmethod) and (
-            self._found(_ANY_FILE) == _name(_ANY_FILE, torch.compiler.config.cache_key_tag)
+        cache: Any = vars(autotune_cache)["AutotuneCache"]
+        found: Any = vars(cache).get(_NAME)
+        known = isinstance(found, staticmethod) and (
+            found(_ANY_FILE) == _name(_ANY_FILE, torch.compiler.config.cache_key_tag)
         )
         # Where torch names them in another way, its own way stays: results are right, and autotuned anew.
-        if self.in_force:
-            self._cache._prepare_key = self._ours
+        self._stand_in = StandIn(cache, _NAME, staticmethod(_name_of_workers)) if known else None
 
     def stop(self) -> None:
         """Give torch its own back."""
-        if self.in_force and vars(self._cache)["_prepare_key"] is self._ours:
-            self._cache._prepare_key = self._found
+        if self._stand_in is not None:
+            self._stand_in.stop()
+
+
+def key_tag_of_environment() -> str:
+    """Torch's cache key tag in a process that sets none by itself."""
+    return os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
 
 
 def _name_of_workers(filename: str) -> str:
-    return _name(filename, os.environ.get(_TAG, ""))
+    return _name(filename, key_tag_of_environment())
 
 
 def _name(filename: str, tag: str) -> str:

@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from .artifacts import no_compile
 from .settings import find
+from .stand_in import StandIn
 
 __all__ = ["Packages", "lacking", "recompile_after_hit_raises"]
 
@@ -59,8 +60,8 @@ class Packages:
         from torch._dynamo.eval_frame import innermost_fn
 
         self.graphs = 0
-        self._cache: Any = vars(package)["DiskDynamoCache"]
-        self._load: Any = self._cache.load
+        cache: Any = vars(package)["DiskDynamoCache"]
+        original: Any = cache.load
         seen: dict[tuple[str, int], types.CodeType] = {}
 
         def load(cache: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,24 +70,19 @@ class Packages:
                 first = seen.setdefault((innermost_fn(fn).__qualname__, code.co_firstlineno), code)
                 if (first, first.co_filename) != (code, code.co_filename):
                     collides(f"{innermost_fn(fn).__qualname__} in {first.co_filename} and in {code.co_filename}")
-            found = self._load(cache, fn, *args, **kwargs)
+            found = original(cache, fn, *args, **kwargs)
             self.graphs += len(getattr(found, "backends", None) or ())
             return found
 
-        self._ours: Any = load
-        self._cache.load = load
-        self._names = vars(package)
-        self._build: Any = self._names.get(_BUILD)
-        if self._build is not None:
-            self._once: Any = _without_filter(self._build)
-            self._names[_BUILD] = self._once
+        self._stand_ins = [StandIn(cache, "load", load)]
+        build = vars(package).get(_BUILD)
+        if build is not None:
+            self._stand_ins.append(StandIn(package, _BUILD, _without_filter(build)))
 
     def stop(self) -> None:
         """Watch no longer."""
-        if self._cache.load is self._ours:
-            self._cache.load = self._load
-        if self._build is not None and self._names[_BUILD] is self._once:
-            self._names[_BUILD] = self._build
+        for one in self._stand_ins:
+            one.stop()
 
 
 def _without_filter(build: Callable[..., Any]) -> Callable[..., Any]:

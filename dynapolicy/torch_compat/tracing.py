@@ -8,6 +8,8 @@ import sys
 import types
 from typing import Any
 
+from .stand_in import StandIn
+
 __all__ = ["DroppedGuards", "TracedCode"]
 
 
@@ -18,23 +20,20 @@ class TracedCode:
         from torch._dynamo import symbolic_convert
 
         self.codes: dict[types.CodeType, str] = {}
-        self._translator: Any = vars(symbolic_convert)["InstructionTranslatorBase"]
-        self._run: Any = self._translator.run
+        translator: Any = vars(symbolic_convert)["InstructionTranslatorBase"]
+        original: Any = translator.run
         codes = self.codes
 
-        @functools.wraps(self._run)
+        @functools.wraps(original)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             codes[self.f_code] = str(self.f_globals.get("__name__", ""))
             return original(self, *args, **kwargs)
 
-        original = self._run
-        self._ours: Any = run
-        self._translator.run = run
+        self._stand_in = StandIn(translator, "run", run)
 
     def stop(self) -> None:
         """Watch no longer; somebody who wrapped it since keeps their wrapper."""
-        if self._translator.run is self._ours:
-            self._translator.run = self._run
+        self._stand_in.stop()
 
 
 class DroppedGuards(logging.Filter):

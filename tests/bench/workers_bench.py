@@ -18,7 +18,6 @@ loaded; ``early``: the policy, started before; ``warm``: torch's default with fu
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import queue
@@ -209,11 +208,8 @@ def run_all(arguments: argparse.Namespace) -> None:
     # Warm runs last: they use what a cold run of this session has left.
     for warm in (False, True):
         todo = [one for one in missing(read(arguments.out), arguments) if (one[1] == "warm") == warm]
-        lanes: queue.Queue[list[int]] = queue.Queue()
-        for cpus in shares(arguments.lanes):
-            lanes.put(cpus)
         with ThreadPoolExecutor(arguments.lanes) as pool:
-            list(pool.map(functools.partial(runs.one, lanes), todo))
+            list(pool.map(runs.one, todo))
     for folder in runs.kept.values():
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -235,21 +231,24 @@ class Runs:
         temporary = Path(tempfile.gettempdir())
         self.kept = {mode: temporary / f"workers-bench-{os.getpid()}-{mode}" for mode in MODES}
         self.lock = threading.Lock()
+        self.lanes: queue.Queue[list[int]] = queue.Queue()
+        for cpus in shares(arguments.lanes):
+            self.lanes.put(cpus)
 
-    def one(self, lanes: queue.Queue[list[int]], job: tuple[str, str, int]) -> None:
+    def one(self, job: tuple[str, str, int]) -> None:
         """One run, on the CPUs of a lane that is free."""
         mode, config, run = job
         left = self.arguments.budget - (time.monotonic() - self.begin)
         if left < self.longest[mode]:
             return
-        cpus = lanes.get()
+        cpus = self.lanes.get()
         cache = self.kept[mode] if config == "warm" else Path(tempfile.mkdtemp(prefix="workers-bench-"))
         if config == "warm" and not cache.exists():
             child(self.arguments, mode, "default", cache, left, cpus)
         started = time.monotonic()
         result = child(self.arguments, mode, config, cache, left, cpus)
         seconds = time.monotonic() - started + 3.0
-        lanes.put(cpus)
+        self.lanes.put(cpus)
         line = {"mode": mode, "config": config, "run": run, "cpus": len(cpus) or os.cpu_count()}
         line |= {"layers": self.arguments.layers, "zoo": zoo_of(self.arguments, mode), **result}
         with self.lock:

@@ -230,6 +230,18 @@ def test_a_mismatch_names_the_field_and_both_values(tmp_path, here):
         )
 
 
+def test_what_compiles_after_the_block_is_not_this_start_s(tmp_path, here):
+    """How a start went is settled when it ends."""
+    from torch._dynamo.utils import counters
+
+    with dp.warm_start("m", root=tmp_path / "root") as start:
+        counters["inductor"]["fxgraph_cache_miss"] += 1
+        assert start.record().compiled == 1
+    settled = start.record()
+    counters["inductor"]["fxgraph_cache_miss"] += 1
+    assert (start.record(), settled.compiled) == (settled, 1)
+
+
 def test_home_host_and_address_never_matter(tmp_path, here, monkeypatch):
     """What fits is a list of what is allowed to matter."""
     saved(tmp_path / "root")

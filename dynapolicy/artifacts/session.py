@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -13,12 +12,14 @@ from ..apply import current_policy
 from ..errors import ArtifactError, ArtifactRefused, ArtifactWarning, TooLateWarning, warn
 from ..torch_compat import artifacts as compat
 from ..torch_compat.entries import compiled_something
+from ..torch_compat.keys import hash_ahead
 from . import bundling, workdirs
-from .fit import fit_of, traced_hashes
-from .fitting import check_fit, check_usable, usable, why_missing
+from .fit import fit_of
+from .fitting import check_fit, check_usable, why_missing
 from .manifest import Manifest
 from .places import Places
 from .saver import Saver
+from .saving import Addition
 from .start import say_unsafe
 from .store import Store, bundle_id
 from .verdict import WarmStartRecord, recorded
@@ -49,13 +50,13 @@ class WarmStart:
         self._store = store
         self._asked = (policy, sources, signature, extra)
         self._loaded: Manifest | None = None
-        self._loaded_keys: frozenset[tuple[str, str]] = frozenset()
         self._identity = ""
         self._refused = self._missing = ""
         self._load_seconds = 0.0
         self._seconds: float | None = None
         self._proven = False
         self._entered = False
+        self._final: WarmStartRecord | None = None
 
     # -- begin -------------------------------------------------------------------------------------
 
@@ -69,6 +70,7 @@ class WarmStart:
             raise ArtifactError("warm_start", self.name, "It was entered already", "with", "Call warm_start() again")
         self._entered = True
         self._began = time.monotonic()
+        hash_ahead()
         if compiled_something():
             warn("Something compiled before warm_start: it is in no artifact. Enter it earlier.", TooLateWarning)
         policy, sources, signature, extra = self._asked
@@ -77,6 +79,15 @@ class WarmStart:
         say_unsafe(self._store.root)
         self._at = Places(self._store, self._fit, self.mode, self._say)
         self._before = compat.counts()
+        self._addition = Addition(
+            self._store,
+            self._bundle,
+            self._at,
+            lambda: self._counted().misses,
+            name=self.name,
+            mode=self.mode,
+            fit=self._fit,
+        )
         self._load()
         self._kernels_before = self._at.kernels()
         self._saver = Saver(self._save_if_quiet)
@@ -114,7 +125,7 @@ class WarmStart:
         bundling.put(loaded, content, self._at.work.path)
         self._at.toolchain.answers.update(manifest.toolchain)
         self._loaded = manifest
-        self._loaded_keys = frozenset((one.kind, one.key) for one in content.artifacts)
+        self._addition.loaded = frozenset((one.kind, one.key) for one in content.artifacts)
         self._at.precompile.loaded(manifest.guards)
 
     # -- the first good batch ------------------------------------------------------------------------
@@ -149,7 +160,7 @@ class WarmStart:
     def _blame(self, error: BaseException) -> None:
         why = f"the first call raised {type(error).__name__}: {str(error)[:200]}"
         workdirs.quarantine(self._at.state, self._identity, self._bundle.id, why)
-        self._refused, self._loaded, self._loaded_keys = f"quarantined: {why}", None, frozenset()
+        self._refused, self._loaded, self._addition.loaded = f"quarantined: {why}", None, frozenset()
         self._at.work.note("cold", self._bundle.id)
         # Nothing of it stays, on disk or in memory.
         self._at.precompile.abandon()
@@ -164,34 +175,13 @@ class WarmStart:
 
         A save that fails is a warning.
         """
+        if not self._entered:
+            return False
         try:
-            mine = bundling.collect(self._at.work.path)
-            if mine.empty or not self._entered:
-                return False
-            add = functools.partial(self._added, mine)
-            return self._store.save(self._bundle, add) is not None
+            return self._addition.save()
         except Exception as error:  # noqa: BLE001 - neither torch's nor the disk's trouble ends the program
             self._say(f"The artifacts of {self._bundle.id} are not saved: {error}.")
             return False
-
-    def _added(self, mine: bundling.Content) -> tuple[Manifest, dict[str, bytes]] | None:
-        """What to write, asked while this process is the one writer."""
-        at = self._at
-        there, before = usable(self._store, self._bundle, at.state)
-        # Torch writes a package anew whenever it saves; it says something new only after a compile.
-        newer = at.precompile.kinds if self._counted().misses else frozenset()
-        content = bundling.merged(there, mine, self._loaded_keys, newer=newer)
-        if before is not None and content.same_as(there):
-            return None
-        return bundling.manifest_of(
-            content,
-            name=self.name,
-            mode=self.mode,
-            fit=self._fit,
-            traced={**(before.traced if before else {}), **traced_hashes(at.traced.codes)},
-            guards=at.precompile.guards(before.guards if before else ()),
-            toolchain={**(before.toolchain if before else {}), **at.toolchain.answers},
-        )
 
     def _save_if_quiet(self) -> None:
         if self._loaded is None or self._counted().hits or self._counted().packages:
@@ -204,19 +194,18 @@ class WarmStart:
         return compat.counts().since(self._before)
 
     def record(self) -> WarmStartRecord:
-        """How the start went so far, read from torch's counters."""
-        manifest = self._loaded
+        """How the start went so far, read from torch's counters; after the block, how it went."""
+        if self._final is not None:
+            return self._final
         return recorded(
             self._counted(),
+            self._loaded,
             name=self.name,
             mode=self.mode,
-            loaded=manifest is not None,
             refused=self._refused,
             missing=self._missing,
             precompile=self._at.precompile,
-            kernels=self._at.kernels() - self._kernels_before if manifest else 0,
-            entries=sum(manifest.entries.values()) if manifest else 0,
-            size=manifest.size if manifest else 0,
+            new_kernels=self._at.kernels() - self._kernels_before,
             load_seconds=self._load_seconds,
             seconds=self._seconds if self._seconds is not None else time.monotonic() - self._began,
         )

@@ -9,6 +9,7 @@ import attrs
 from ..torch_compat.artifacts import CacheCounts
 
 if TYPE_CHECKING:
+    from .manifest import Manifest
     from .precompiled import NoPrecompile
 
 __all__ = ["Verdict", "WarmStartRecord", "judge", "recorded"]
@@ -83,21 +84,26 @@ def judge(
 
 def recorded(
     counted: CacheCounts,
+    manifest: Manifest | None,
     *,
-    loaded: bool,
     refused: str,
     missing: str,
     precompile: NoPrecompile,
-    kernels: int,
-    size: int,
+    new_kernels: int,
     load_seconds: float,
     seconds: float,
     **fields: Any,
 ) -> WarmStartRecord:
-    """The record of a start, from what torch counted since it began."""
+    """The record of a start, from what torch counted since it began.
+
+    Args:
+        manifest: of the artifacts that were loaded.
+        new_kernels: C++ kernels built since the start; nobody expects none where nothing was loaded.
+    """
+    kernels = new_kernels if manifest else 0
     packaged = precompile.graphs(counted)
     verdict, reason, hits, compiled = judge(
-        counted, loaded=loaded, refused=refused, missing=missing, packaged=packaged, kernels=kernels
+        counted, loaded=manifest is not None, refused=refused, missing=missing, packaged=packaged, kernels=kernels
     )
     return WarmStartRecord(
         verdict=verdict,
@@ -106,7 +112,8 @@ def recorded(
         from_artifacts=hits,
         compiled=compiled,
         kernels_compiled=kernels,
-        bytes=size,
+        entries=sum(manifest.entries.values()) if manifest else 0,
+        bytes=manifest.size if manifest else 0,
         load_seconds=round(load_seconds, 3),
         seconds=round(seconds, 3),
         **fields,

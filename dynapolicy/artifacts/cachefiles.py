@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,10 +18,12 @@ _SKIPPED_FOLDERS = ("locks", "tmp")
 _SKIPPED_ENDS = (".lock", ".tmp")
 #: Bytes from which several writers help; for small files they only wait for each other.
 _LARGE = 1 << 20
+#: Triton's lists of the files of a kernel, each named by its whole path. Elsewhere Triton would find none of them.
+_LIST = "__grp__"
 
 
 def gather(root: Path, skip: Sequence[str] = ()) -> list[Entry]:
-    """Every file below ``root``, by its path there.
+    """Every file below ``root``, by its path there; so are the files that Triton's lists name.
 
     Args:
         skip: folders below ``root``, as paths, that are left out.
@@ -37,7 +40,10 @@ def gather(root: Path, skip: Sequence[str] = ()) -> list[Entry]:
                 continue
             # A file may be removed between being listed and being read.
             with contextlib.suppress(OSError):
-                found.append(Entry("file", (here / name).as_posix(), path.read_bytes()))
+                content = path.read_bytes()
+                if name.startswith(_LIST):
+                    content = _renamed(content, lambda listed: _below(listed, root))
+                found.append(Entry("file", (here / name).as_posix(), content))
     return found
 
 
@@ -47,7 +53,7 @@ def unpack(entries: Iterable[Entry], root: Path) -> None:
     Raises:
         OSError: a file can't be written.
     """
-    files = [(f"{root}/{entry.key}", entry.content) for entry in entries]
+    files = [(f"{root}/{entry.key}", _here(entry, root)) for entry in entries]
     for folder in {path.rpartition("/")[0] for path, _ in files}:
         Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in files:
@@ -56,6 +62,29 @@ def unpack(entries: Iterable[Entry], root: Path) -> None:
     if large := [file for file in files if len(file[1]) >= _LARGE]:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             list(pool.map(_write, large))
+
+
+def _here(entry: Entry, root: Path) -> bytes | memoryview:
+    if not entry.key.rpartition("/")[2].startswith(_LIST):
+        return entry.content
+    return _renamed(bytes(entry.content), lambda listed: str(root / listed))
+
+
+def _below(path: str, root: Path) -> str:
+    try:
+        return Path(path).relative_to(root).as_posix()
+    except ValueError:
+        return path
+
+
+def _renamed(content: bytes, name: Callable[[str], str]) -> bytes:
+    """A list with every path in it named anew; what is no such list stays as it is."""
+    try:
+        listed = json.loads(content)
+        listed["child_paths"] = {file: name(path) for file, path in listed["child_paths"].items()}
+        return json.dumps(listed).encode()
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return content
 
 
 def _write(file: tuple[str, bytes | memoryview]) -> None:

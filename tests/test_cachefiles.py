@@ -1,0 +1,65 @@
+"""A cache folder that was gathered and put elsewhere is as good as the first."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynapolicy.artifacts.cachefiles import gather, unpack
+
+HERE = Path(__file__).parent
+
+
+def compiled_with(folder):
+    """Compile a kernel for a GPU in a process of its own; every file of Triton's and when it was written."""
+    subprocess.run(
+        [sys.executable, "-c", "import triton_kernel; triton_kernel.compiled()"],
+        env={**os.environ, "PYTHONPATH": str(HERE), "TRITON_CACHE_DIR": str(folder / "triton")},
+        capture_output=True,
+        check=True,
+        timeout=200,
+    )
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_triton_compiles_no_kernel_again_in_another_folder(tmp_path):
+    """Its lists of files name them by whole paths, in the folder of a process that is gone."""
+    compiled_with(tmp_path / "first")
+    entries = gather(tmp_path / "first")
+    shutil.rmtree(tmp_path / "first")
+    second = tmp_path / "second"
+    unpack(entries, second)
+    before = {path.relative_to(second): path.stat().st_mtime_ns for path in second.rglob("*") if path.is_file()}
+    assert any(path.suffix == ".cubin" for path in before)
+    assert compiled_with(second) == before
+
+
+def put(folder, name, text):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def test_a_list_names_files_below_the_new_folder_and_leaves_others(tmp_path):
+    kernel = tmp_path / "a" / "triton" / "HASH"
+    paths = {"k.cubin": str(kernel / "k.cubin"), "libdevice.bc": "/usr/lib/libdevice.bc"}
+    put(kernel, "__grp__k.json", json.dumps({"child_paths": paths}))
+    unpack(gather(tmp_path / "a"), tmp_path / "b")
+    listed = json.loads((tmp_path / "b" / "triton" / "HASH" / "__grp__k.json").read_text())["child_paths"]
+    assert listed == {"k.cubin": str(tmp_path / "b/triton/HASH/k.cubin"), "libdevice.bc": "/usr/lib/libdevice.bc"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"child_paths": 3}', '{"child_paths": {"k": 3}}', '{"k": {}}']
+)
+def test_what_is_no_list_stays_as_it_is(text, tmp_path):
+    put(tmp_path / "a", "__grp__k.json", text)
+    unpack(gather(tmp_path / "a"), tmp_path / "b")
+    assert (tmp_path / "b" / "__grp__k.json").read_text() == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,13 @@ def put(loaded: Loaded, content: Content, folder: Path) -> None:
         ArtifactRefused: torch can't read its own artifacts, or a file can't be written.
     """
     try:
-        unpack(content.files, folder)
-        blob = loaded.parts.get("blob")
-        if blob is not None and not compat.load_blob(blob):
-            raise ArtifactRefused("torch can't read the artifacts")
+        # Both are mostly waiting for the disk. Leaving the block waits for the files, whatever torch says.
+        with ThreadPoolExecutor(1) as pool:
+            files = pool.submit(unpack, content.files, folder)
+            blob = loaded.parts.get("blob")
+            if blob is not None and not compat.load_blob(blob):
+                raise ArtifactRefused("torch can't read the artifacts")
+            files.result()
     except ArtifactRefused:
         raise
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 
@@ -57,3 +59,32 @@ def test_a_hash_that_fails_is_left_to_torch(monkeypatch):
     keys.hash_ahead()
     end_of_hashing()
     assert asked.is_set()
+
+
+FORKS = """
+import os, sys, threading, time
+from types import SimpleNamespace
+from dynapolicy.torch_compat import keys
+lock, begun = threading.Lock(), threading.Event()
+def key():
+    with lock:
+        begun.set()
+        time.sleep(1)
+sys.modules["some_keys"] = SimpleNamespace(key=key)
+keys._KEYS = (("some_keys", "key"),)
+keys.hash_ahead()
+begun.wait(20)
+child = os.fork()
+free = lock.acquire(timeout=5)
+if not child:
+    keys.hash_ahead()
+    os._exit(0 if free else 1)
+print(free, os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_waits_for_the_hash_and_leaves_the_child_no_lock():
+    """Torch 2.15 holds a lock while it hashes its files: a child could never compile."""
+    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False, timeout=200)
+    assert (ran.stdout, ran.returncode) == ("True 0\n", 0), ran.stderr[-2000:]

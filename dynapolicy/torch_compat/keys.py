@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..no_fork import no_fork
+
 __all__ = ["THREAD", "hash_ahead"]
 
 THREAD = "dynapolicy-keys"
@@ -39,5 +41,6 @@ def _found(module: str, name: str) -> Any:
 
 def _hash(key: Callable[[], object]) -> None:
     # Without Triton its key can't be had; what else fails here fails again where torch asks, and is said there.
-    with contextlib.suppress(Exception):
+    # Some releases hold a lock meanwhile, and Triton imports its parts.
+    with no_fork(), contextlib.suppress(Exception):
         key()

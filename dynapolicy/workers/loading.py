@@ -6,8 +6,8 @@ import importlib
 import sys
 from collections.abc import Callable
 
+from ..no_fork import no_fork
 from ..torch_compat import worker_home as home
-from .forks import importing
 from .imports import gate, others_compile
 
 __all__ = ["Loader"]
@@ -24,15 +24,15 @@ class Loader:
 
     def configuration(self) -> None:
         """Torch and its settings; whoever needs torch alone waits for no more than that."""
-        with gate.step(), importing():
+        with gate.step(), no_fork():
             importlib.import_module("torch")
-        with gate.step(polite=True), importing():
+        with gate.step(polite=True), no_fork():
             for name in home.CONFIGURATION:
                 importlib.import_module(name)
 
     def pools(self) -> bool:
         """The module that keeps the pool; whether there is one that was started since, by that import or by others."""
-        with gate.step(), importing():
+        with gate.step(), no_fork():
             importlib.import_module(home.HOME)
             return home.existing() is not None and not self._found_pool
 
@@ -41,7 +41,7 @@ class Loader:
         for name in home.COMPILER:
             if not self._helps or stopping() or others_compile():
                 return
-            with gate.step(polite=True) as somebody_waits, importing():
+            with gate.step(polite=True) as somebody_waits, no_fork():
                 importlib.import_module(name)
                 self._helps = not somebody_waits()
 

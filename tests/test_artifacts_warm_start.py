@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,6 +220,56 @@ def test_everything_is_put_back(tmp_path, here, monkeypatch):
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "own")
     assert "TRITON_CACHE_DIR" not in os.environ
     assert config.cache_key_tag == before
+
+
+def on_a_thread(enter):
+    """What entering on a thread of its own raises, or None."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(enter).exception(timeout=60)
+
+
+def test_two_threads_cant_have_one_cache_for_two_starts(tmp_path, here):
+    """Each would compile into the folder and under the key of the other, and save what is not its own."""
+
+    def enter():
+        with dp.warm_start("second", root=tmp_path / "root"):
+            pass
+
+    before = dict(os.environ)
+    with dp.warm_start("first", root=tmp_path / "root"):
+        inside = dict(os.environ)
+        error = on_a_thread(enter)
+        assert type(error) is dp.ArtifactError
+        assert "second" in str(error)
+        assert "warm_start('first') is open elsewhere" in str(error)
+        assert os.environ == inside
+    assert os.environ == before
+    assert on_a_thread(enter) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_starts_lie_one_inside_the_other_also_in_a_task_and_in_a_forked_child(tmp_path, here):
+    """What was open around it does not forbid a start."""
+
+    async def task():
+        with dp.warm_start("of a task", root=tmp_path / "root"):
+            return True
+
+    with dp.warm_start("outer", root=tmp_path / "root"):
+        outer = dict(os.environ)
+        assert asyncio.run(task())
+        assert os.environ == outer
+        # A thread that forks is in no block, and its child is in none either.
+        assert on_a_thread(lambda: forked(lambda: asyncio.run(task()))) is None
+
+
+def forked(call):
+    """Call it in a child, that must end well."""
+    child = os.fork()
+    if not child:
+        os._exit(0 if call() else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_mismatch_names_the_field_and_both_values(tmp_path, here):

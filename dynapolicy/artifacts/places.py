@@ -16,6 +16,7 @@ from ..torch_compat.toolchain import Toolchain
 from ..torch_compat.tracing import TracedCode
 from . import precompiled, workdirs
 from .manifest import digest_of
+from .open_starts import opened
 from .start import user_folder
 from .store import Store
 
@@ -33,25 +34,31 @@ class Places:
         toolchain, traced, precompile: what watches torch.
 
     Args:
+        name: the start's.
         say: warns.
+
+    Raises:
+        ArtifactError: another start is open that this one is not inside of.
     """
 
-    def __init__(self, store: Store, fit: dict[str, Any], mode: str, say: Callable[[str], None]) -> None:
-        self.state, self.work = _work_folder(store, say)
-        self._undo = contextlib.ExitStack()
-        for variable, folder in _FOLDERS.items():
-            self._undo.callback(_put_back, variable, os.environ.get(variable))
-            os.environ[variable] = str(self.work.path / folder)
-        self._make_folders()
-        tag = digest_of([key_tag_of_environment(), fit, mode])[:16]
-        self._undo.callback(compat.Held("compiler.cache_key_tag", f"dynapolicy-{tag}").restore)
-        self._undo.callback(AutotuneNames().stop)
-        self.toolchain = Toolchain({})
-        self._undo.callback(self.toolchain.stop)
-        self.traced = TracedCode()
-        self._undo.callback(self.traced.stop)
-        self.precompile = precompiled.begin(mode)
-        self._undo.callback(self.precompile.stop)
+    def __init__(self, name: str, store: Store, fit: dict[str, Any], mode: str, say: Callable[[str], None]) -> None:
+        with contextlib.ExitStack() as undo:
+            undo.callback(opened(name))
+            self.state, self.work = _work_folder(store, say)
+            for variable, folder in _FOLDERS.items():
+                undo.callback(_put_back, variable, os.environ.get(variable))
+                os.environ[variable] = str(self.work.path / folder)
+            self._make_folders()
+            tag = digest_of([key_tag_of_environment(), fit, mode])[:16]
+            undo.callback(compat.Held("compiler.cache_key_tag", f"dynapolicy-{tag}").restore)
+            undo.callback(AutotuneNames().stop)
+            self.toolchain = Toolchain({})
+            undo.callback(self.toolchain.stop)
+            self.traced = TracedCode()
+            undo.callback(self.traced.stop)
+            self.precompile = precompiled.begin(mode)
+            undo.callback(self.precompile.stop)
+            self._undo = undo.pop_all()
 
     def _make_folders(self) -> None:
         for folder in _FOLDERS.values():

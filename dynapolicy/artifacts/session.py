@@ -64,7 +64,8 @@ class WarmStart:
         """Load what fits. Never fails because of an artifact.
 
         Raises:
-            ArtifactError: entered twice, or an argument that can't be used.
+            ArtifactError: entered twice, an argument that can't be used, or another start is open on another
+                thread or in another task.
         """
         if self._entered:
             raise ArtifactError("warm_start", self.name, "It was entered already", "with", "Call warm_start() again")
@@ -77,7 +78,7 @@ class WarmStart:
         self._fit = fit_of(policy if policy is not None else current_policy(), sources, signature, extra)
         self._bundle = self._store.bundle(self.name, bundle_id(self._fit, self.mode))
         say_unsafe(self._store.root)
-        self._at = Places(self._store, self._fit, self.mode, self._say)
+        self._at = Places(self.name, self._store, self._fit, self.mode, self._say)
         self._before = compat.counts()
         self._addition = Addition(
             self._store,

@@ -1,6 +1,6 @@
 """One start of a small program in a process of its own. Prints what the warm start said, as JSON.
 
-python artifacts_child.py ROOT MODE BATCHES [calls|enter]
+python artifacts_child.py ROOT MODE BATCHES [INSTANCES [RESETS]]
 """
 
 from __future__ import annotations
@@ -61,24 +61,32 @@ def left_in_force():
     return seen
 
 
-def main(root, mode, batches):
+def compile_and_compare(models, batches):
+    """Whether every result equals eager's."""
+    steps = [torch.compile(model.forward, dynamic=False) for model in models]
+    inputs = [torch.ones(batch, 8) for batch in batches]
+    # The last to be compiled is the first to be called.
+    pairs = [*zip(steps, models, strict=True)][::-1]
+    return all(torch.allclose(step(x), model(x), atol=1e-5) for x in inputs for step, model in pairs)
+
+
+def main(root, mode, batches, instances=1, resets=0):
     built = count_guard_builds()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = Model()
-    right = []
+    models = torch.nn.ModuleList(Model() for _ in range(instances))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with torch.no_grad(), dp.warm_start("small", root=root, signature=model, mode=mode) as start:
-            step = torch.compile(model.forward, dynamic=False)
-            for batch in batches:
-                x = torch.ones(batch, 8)
-                right.append(torch.allclose(step(x), model(x), atol=1e-5))
+        with torch.no_grad(), dp.warm_start("small", root=root, signature=models, mode=mode) as start:
+            right = compile_and_compare(models, batches)
             record = attrs.asdict(start.record())
+            for _ in range(resets):
+                torch._dynamo.reset()
+                right = right and compile_and_compare(models, batches)
     said = [str(one.message) for one in caught if issubclass(one.category, dp.DynapolicyWarning)]
-    saw = {"text": str(start), "right": all(right), "said": said, "builds": len(built), "left": left_in_force()}
+    saw = {"text": str(start), "right": right, "said": said, "builds": len(built), "left": left_in_force()}
     print(json.dumps({**record, **saw}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], [int(one) for one in sys.argv[3].split(",") if one])
+    main(sys.argv[1], sys.argv[2], [int(one) for one in sys.argv[3].split(",") if one], *map(int, sys.argv[4:]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
 
@@ -11,7 +13,7 @@ import dynapolicy as dp
 from dynapolicy.artifacts.precompiled import Precompile, described
 from dynapolicy.errors import ArtifactRefused
 from dynapolicy.torch_compat import precompile
-from test_artifacts_warm_start import content_of, start
+from test_artifacts_warm_start import CHILD, content_of, start
 
 
 def one(x):
@@ -41,6 +43,74 @@ def test_a_restart_traces_nothing_and_says_what_nobody_guards(tmp_path):
     assert any("__main__: G['helper']" in said for said in warm["said"])
     frozen = any("compilation is frozen" in said for said in warm["said"])
     assert frozen == precompile.recompile_after_hit_raises()
+
+
+@pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
+def test_instances_of_one_module_take_its_package_once(tmp_path):
+    """Torch alone builds every guard anew for each instance, and forgets what the one before had."""
+    root = tmp_path / "root"
+    cold = start(root, "1,2", mode="precompile", instances=3)
+    assert (cold["compiled"], cold["right"]) == (2, True)
+    warm = start(root, "1,2", mode="precompile", instances=3)
+    assert (warm["verdict"], warm["graphs"], warm["compiled"], warm["right"]) == ("warm", 2, 0, True)
+    assert warm["builds"] == 2
+    # Where a reset forgets what was installed, it is taken once again.
+    again = start(root, "1,2", mode="precompile", instances=3, resets=1)
+    assert (again["verdict"], again["compiled"], again["right"]) == ("warm", 0, True)
+    assert again["builds"] in (2, 4)
+    if precompile.recompile_after_hit_raises():
+        return
+    # Whichever instance compiles a third shape, what is saved has all three.
+    more = start(root, "3", mode="precompile", instances=3)
+    assert (more["compiled"], more["right"]) == (1, True)
+    all_three = start(root, "1,2,3", mode="precompile", instances=3)
+    assert (all_three["verdict"], all_three["graphs"], all_three["right"]) == ("warm", 3, True)
+
+
+POISONED = """
+import sys, torch, dynapolicy as dp, artifacts_child as child
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model, x = child.Model(), torch.ones(2, 8)
+with torch.no_grad(), dp.warm_start("small", root=sys.argv[1], signature=model, mode="precompile") as start:
+    step = torch.compile(model.forward, dynamic=False)
+    loaded = [name for name in vars(child) if name.startswith("__compiled_fn_")]
+    for name in loaded if "poison" in sys.argv else ():
+        @torch._dynamo.disable
+        def fails(*inputs):
+            raise RuntimeError("poisoned")
+        setattr(child, name, fails)
+    right = start.first(lambda: torch.allclose(step(x), model(x), atol=1e-5))
+print(len(loaded), right, start.verdict, start.record().compiled, file=sys.stdout)
+print(start, file=sys.stderr)
+"""
+
+
+def poisoned(root, *words):
+    """What such a start printed."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", POISONED, root, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CHILD.parent), str(CHILD.parents[1])])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    print(ran.stderr)
+    return ran.stdout.split()
+
+
+@pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
+def test_a_function_that_came_poisoned_is_compiled_again_and_the_next_start_is_healthy(tmp_path):
+    """A reset alone leaves precompiled functions in force on some releases."""
+    root = tmp_path / "root"
+    assert poisoned(root) == ["0", "True", "cold", "1"]
+    assert poisoned(root) == ["1", "True", "warm", "0"]
+    assert poisoned(root, "poison") == ["1", "True", "refused", "1"]
+    # A kernel that inductor asks for once in a process is built and added now.
+    assert poisoned(root) in (["1", "True", "partial", "0"], ["1", "True", "warm", "0"])
+    assert poisoned(root) == ["1", "True", "warm", "0"]
 
 
 @pytest.fixture

@@ -29,12 +29,12 @@ CHILD = Path(__file__).with_name("artifacts_child.py")
 DEADLY = b"cposix\n_exit\n(I9\ntR."
 
 
-def start(root, batches, *, mode="default", status=0, before=None, **environment):
+def start(root, batches, *, mode="default", instances=1, resets=0, status=0, before=None, **environment):
     """One start in a process of its own; what it said."""
     ours = ("DYNAPOLICY", "TORCHINDUCTOR", "TRITON")
     keep = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
     ran = subprocess.run(
-        [sys.executable, CHILD, root, mode, batches],
+        [sys.executable, CHILD, root, mode, batches, str(instances), str(resets)],
         env={**keep, "PYTHONPATH": str(CHILD.parents[1]), **environment},
         capture_output=True,
         text=True,

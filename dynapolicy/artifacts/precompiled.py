@@ -118,6 +118,7 @@ class Precompile(NoPrecompile):
             with contextlib.suppress(RestoreError):
                 self._frozen.restore()
         self._frozen, self.note = None, ""
+        self._packages.forget()
 
     def guards(self, before: Sequence[Guard]) -> tuple[Guard, ...]:
         """What was dropped so far, and before."""

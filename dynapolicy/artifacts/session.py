@@ -85,6 +85,7 @@ class WarmStart:
             self._bundle,
             self._at,
             lambda: self._counted().misses,
+            self._new_kernels,
             name=self.name,
             mode=self.mode,
             fit=self._fit,
@@ -194,6 +195,9 @@ class WarmStart:
     def _counted(self) -> compat.CacheCounts:
         return compat.counts().since(self._before)
 
+    def _new_kernels(self) -> int:
+        return self._at.kernels() - self._kernels_before
+
     def record(self) -> WarmStartRecord:
         """How the start went so far, read from torch's counters; after the block, how it went."""
         if self._final is not None:
@@ -206,7 +210,7 @@ class WarmStart:
             refused=self._refused,
             missing=self._missing,
             precompile=self._at.precompile,
-            new_kernels=self._at.kernels() - self._kernels_before,
+            new_kernels=self._new_kernels(),
             load_seconds=self._load_seconds,
             seconds=self._seconds if self._seconds is not None else time.monotonic() - self._began,
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -46,7 +47,10 @@ def recompile_after_hit_raises() -> bool:
 
 
 class Packages:
-    """Watches which functions torch looks up, and lets it build loaded guards once, until ``stop``.
+    """Watches which functions torch looks up, and spares it what it would do twice, until ``stop``.
+
+    Torch takes a function's package anew for every instance of a module whose ``forward`` it is, though what
+    it installs belongs to the code object, which the instances share. Here it is taken once.
 
     Attributes:
         graphs: graphs in the packages that were found.
@@ -57,24 +61,22 @@ class Packages:
 
     def __init__(self, collides: Callable[[str], None]) -> None:
         from torch._dynamo import package
-        from torch._dynamo.eval_frame import innermost_fn
 
         self.graphs = 0
+        self._collides = collides
+        self._seen: dict[tuple[str, int], types.CodeType] = {}
+        #: What was found for a code object, and the code objects that it was installed for.
+        self._found: dict[types.CodeType, Any] = {}
+        self._installed: dict[types.CodeType, list[types.CodeType]] = {}
+        #: Those that hold what was found, and the globals that installing left in their modules.
+        self._packages: list[Any] = []
+        self._globals: list[tuple[dict[str, Any], str]] = []
         cache: Any = vars(package)["DiskDynamoCache"]
-        original: Any = cache.load
-        seen: dict[tuple[str, int], types.CodeType] = {}
-
-        def load(cache: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-            code = getattr(innermost_fn(fn), "__code__", None)
-            if code is not None:
-                first = seen.setdefault((innermost_fn(fn).__qualname__, code.co_firstlineno), code)
-                if (first, first.co_filename) != (code, code.co_filename):
-                    collides(f"{innermost_fn(fn).__qualname__} in {first.co_filename} and in {code.co_filename}")
-            found = original(cache, fn, *args, **kwargs)
-            self.graphs += len(getattr(found, "backends", None) or ())
-            return found
-
-        self._stand_ins = [StandIn(cache, "load", load)]
+        taker: Any = vars(package)["CompilePackage"]
+        self._stand_ins = [
+            StandIn(cache, "load", self._once(cache.load)),
+            StandIn(taker, "install", self._unless_in_force(taker.install)),
+        ]
         build = vars(package).get(_BUILD)
         if build is not None:
             self._stand_ins.append(StandIn(package, _BUILD, _without_filter(build)))
@@ -83,6 +85,94 @@ class Packages:
         """Watch no longer."""
         for one in self._stand_ins:
             one.stop()
+        self._found.clear()
+        self._packages.clear()
+
+    def forget(self) -> None:
+        """Take out of force what was installed, so that it is neither called nor saved again; torch's reset doesn't."""
+        from torch._C._dynamo import eval_frame
+
+        reset: Any = getattr(eval_frame, "_reset_precompile_entries", None)
+        for code in {code for codes in self._installed.values() for code in codes} if reset is not None else ():
+            reset(code)
+        for package in self._packages:
+            package.uninstall()
+            # As if nothing had been found for it.
+            type(package).__init__(package, package._innermost_fn)
+        for scope, name in self._globals:
+            scope.pop(name, None)
+        self._found.clear()
+        self._installed.clear()
+        self._packages.clear()
+
+    def _once(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(load)
+        def load_once(cache: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+            code = self._code_of(fn)
+            if code is not None and self._in_force(code):
+                return self._found[code]
+            found = load(cache, fn, *args, **kwargs)
+            self.graphs += len(getattr(found, "backends", None) or ())
+            if found is not None and code is not None:
+                self._found[code] = found
+                self._installed.pop(code, None)
+            return found
+
+        return load_once
+
+    def _unless_in_force(self, install: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(install)
+        def install_once(package: Any, backends: Any, *args: Any, **kwargs: Any) -> Any:
+            code = next((code for code, found in self._found.items() if found.backends is backends), None)
+            self._packages.append(package)
+            if code is not None and self._in_force(code):
+                return
+            scopes = [(scope, set(scope)) for scope in _scopes_of(package)]
+            install(package, backends, *args, **kwargs)
+            self._globals += [(scope, name) for scope, before in scopes for name in scope.keys() - before]
+            if code is not None:
+                self._installed[code] = [one for one in _codes_of(package) if _entries(one)]
+
+        return install_once
+
+    def _in_force(self, code: types.CodeType) -> bool:
+        """Whether the package was installed, and nobody has reset torch since."""
+        installed = self._installed.get(code, [])
+        return bool(installed) and code in self._found and all(map(_entries, installed))
+
+    def _code_of(self, fn: Any) -> types.CodeType | None:
+        from torch._dynamo.eval_frame import innermost_fn
+
+        code: types.CodeType | None = getattr(innermost_fn(fn), "__code__", None)
+        if code is not None:
+            name = innermost_fn(fn).__qualname__
+            first = self._seen.setdefault((name, code.co_firstlineno), code)
+            if (first, first.co_filename) != (code, code.co_filename):
+                self._collides(f"{name} in {first.co_filename} and in {code.co_filename}")
+        return code
+
+
+def _scopes_of(package: Any) -> list[dict[str, Any]]:
+    """The globals of the modules whose functions a package holds."""
+    names = {getattr(entry, "python_module", "") for entry in dict(getattr(package, "_codes", ())).values()}
+    return [vars(sys.modules[name]) for name in names if name in sys.modules]
+
+
+def _codes_of(package: Any) -> Iterator[types.CodeType]:
+    """The code objects that a package holds entries for; none where torch keeps them in another way."""
+    from torch._dynamo import package as module
+
+    lookup: Any = getattr(module, "_lookup_code", None)
+    for code, entry in dict(getattr(package, "_codes", ())).items():
+        yield lookup(entry) if lookup is not None and getattr(entry, "code_source", None) else code
+
+
+def _entries(code: types.CodeType) -> Any:
+    """What is installed for a code object; nothing where torch doesn't tell."""
+    from torch._C._dynamo import eval_frame
+
+    entries: Any = getattr(eval_frame, "_debug_get_precompile_entries", None)
+    return entries(code) if entries is not None else ()
 
 
 def _without_filter(build: Callable[..., Any]) -> Callable[..., Any]:

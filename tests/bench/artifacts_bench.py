@@ -78,7 +78,7 @@ def build(device):
     return model, inputs
 
 
-def child(method, device, store, began):
+def child(method, device, store, began, each_layer):
     import torch._dynamo
     import torch._inductor.async_compile
     import torch._inductor.compile_fx  # seconds that every start pays, whatever its method
@@ -106,8 +106,9 @@ def child(method, device, store, began):
         if method.startswith("blob") and (store / "blob").exists():
             torch.compiler.load_cache_artifacts((store / "blob").read_bytes())
             loaded = time.time() - ready
-        step = torch.compile(model, dynamic=False)
-        results = [step(make(batch)) for batch in BUCKETS[device]]
+        for part in model.layers if each_layer else [model]:
+            part.compile(dynamic=False)
+        results = [model(make(batch)) for batch in BUCKETS[device]]
         if device == "cuda":
             torch.cuda.synchronize()
         done = time.time()
@@ -124,6 +125,7 @@ def child(method, device, store, began):
         "method": method,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
+        "each_layer": each_layer,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "total_s": round(done - began, 3),
         "first_batches_s": round(done - ready, 3),
@@ -136,7 +138,7 @@ def child(method, device, store, began):
 # -- the parent ----------------------------------------------------------------------------------------
 
 
-def start(method, device, work, seed):
+def start(method, device, work, seed, each_layer):
     """One process: a fresh home, and what its method brings along."""
     home = work / f"home-{os.urandom(4).hex()}"
     cache = home / "inductor"
@@ -160,6 +162,7 @@ def start(method, device, work, seed):
     began = time.time()
     arguments = {"--child": method, "--device": device, "--work": store, "--began": began}
     command = [sys.executable, __file__, *(str(word) for pair in arguments.items() for word in pair)]
+    command += ["--each-layer"] * each_layer
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
         print(f"{method}: {ran.stderr[-3000:]}", file=sys.stderr)
@@ -199,12 +202,15 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--device", choices=("cuda", "cpu"))
+    parser.add_argument(
+        "--each-layer", action="store_true", help="compile the layers, which share their code, one by one"
+    )
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds after which no run is begun")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        print(json.dumps(child(asked.child, asked.device, asked.work, asked.began)))
+        print(json.dumps(child(asked.child, asked.device, asked.work, asked.began, asked.each_layer)))
         return
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
     lines = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.exists() else []
@@ -215,7 +221,7 @@ def main():
             done = sum(line["method"] == method for line in lines)
             while done <= run and time.monotonic() < until:
                 seed = not seeded(method, asked.work)
-                line = start(method, device, asked.work, seed)
+                line = start(method, device, asked.work, seed, asked.each_layer)
                 if line is None:
                     break
                 lines.append(line)

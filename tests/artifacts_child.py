@@ -29,6 +29,15 @@ class Model(torch.nn.Module):
         return torch.relu(self.linear(x)) + helper(x)
 
 
+class Acting(torch.nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def forward(self, x):
+        return self.act(x) + 1
+
+
 def count_guard_builds():
     """How often torch builds the guards of a graph, loaded or new."""
     import torch._dynamo.guards

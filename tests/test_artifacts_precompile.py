@@ -81,15 +81,27 @@ with torch.no_grad(), dp.warm_start("small", root=sys.argv[1], signature=model, 
             raise RuntimeError("poisoned")
         setattr(child, name, fails)
     right = start.first(lambda: torch.allclose(step(x), model(x), atol=1e-5))
-print(len(loaded), right, start.verdict, start.record().compiled, file=sys.stdout)
-print(start, file=sys.stderr)
+print(len(loaded), right, start.verdict, start.record().compiled)
+"""
+
+CHOSEN = """
+import sys, torch, dynapolicy as dp, artifacts_child as child
+torch.manual_seed(0)
+torch.set_num_threads(1)
+where, act = sys.argv[2], getattr(torch, sys.argv[3])
+if where == "global":
+    child.helper = act
+model, x = child.Model() if where == "global" else child.Acting(act), torch.linspace(-1, 1, 16).view(2, 8)
+with torch.no_grad(), dp.warm_start("small", root=sys.argv[1], signature=model, mode="precompile") as start:
+    right = torch.allclose(torch.compile(model.forward, dynamic=False)(x), model(x), atol=1e-5)
+print(right, start.verdict)
 """
 
 
-def poisoned(root, *words):
-    """What such a start printed."""
+def printed(code, root, *words):
+    """What such a start said."""
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", POISONED, root, *words],
+        [sys.executable, "-W", "ignore", "-c", code, root, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CHILD.parent), str(CHILD.parents[1])])},
         capture_output=True,
         text=True,
@@ -97,20 +109,36 @@ def poisoned(root, *words):
         timeout=200,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    print(ran.stderr)
     return ran.stdout.split()
+
+
+@pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
+def test_another_function_of_torch_s_in_a_global_is_refused_once(tmp_path):
+    """Which one it is depends on a configuration, while no source changes."""
+    root = tmp_path / "root"
+    assert printed(CHOSEN, root, "global", "sin") == ["True", "cold"]
+    assert printed(CHOSEN, root, "global", "cos") == ["True", "refused"]
+    assert printed(CHOSEN, root, "global", "cos") == ["True", "warm"]
+
+
+@pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
+def test_a_function_in_an_attribute_is_never_taken_on_trust(tmp_path):
+    """Before the first call nobody knows which instance it will be."""
+    root = tmp_path / "root"
+    assert printed(CHOSEN, root, "attribute", "sin") == ["True", "cold"]
+    assert printed(CHOSEN, root, "attribute", "cos") == ["True", "refused"]
 
 
 @pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
 def test_a_function_that_came_poisoned_is_compiled_again_and_the_next_start_is_healthy(tmp_path):
     """A reset alone leaves precompiled functions in force on some releases."""
     root = tmp_path / "root"
-    assert poisoned(root) == ["0", "True", "cold", "1"]
-    assert poisoned(root) == ["1", "True", "warm", "0"]
-    assert poisoned(root, "poison") == ["1", "True", "refused", "1"]
+    assert printed(POISONED, root) == ["0", "True", "cold", "1"]
+    assert printed(POISONED, root) == ["1", "True", "warm", "0"]
+    assert printed(POISONED, root, "poison") == ["1", "True", "refused", "1"]
     # A kernel that inductor asks for once in a process is built and added now.
-    assert poisoned(root) in (["1", "True", "partial", "0"], ["1", "True", "warm", "0"])
-    assert poisoned(root) == ["1", "True", "warm", "0"]
+    assert printed(POISONED, root) in (["1", "True", "partial", "0"], ["1", "True", "warm", "0"])
+    assert printed(POISONED, root) == ["1", "True", "warm", "0"]
 
 
 @pytest.fixture
@@ -158,7 +186,8 @@ def test_an_object_is_described_by_what_it_does():
 
     assert described(one) != described(other)
     assert described(one).startswith(f"function {__name__}:one ")
-    assert described(torch.relu) is None
-    assert described(torch) is None
-    assert described(len) is None
+    assert described(torch.sin) != described(torch.cos)
+    assert described(torch.nn.functional.relu) != described(torch.nn.functional.gelu)
+    assert described(torch.nn.functional.max_pool1d) != described(torch.nn.functional.max_pool2d)
+    assert described(len) == "builtin builtins:len"
     assert described(dp) == "module dynapolicy"

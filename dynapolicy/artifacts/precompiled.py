@@ -80,8 +80,14 @@ class Precompile(NoPrecompile):
         """
         for guard in guards:
             now = _looked_up(guard)
-            if now is not None and now != guard["object"]:
-                raise ArtifactRefused(f"{guard['name']} in {guard['scope']}: {guard['object']} -> {now}")
+            what = f"{guard['name']} in {guard['scope']}"
+            if now is None:
+                raise ArtifactRefused(
+                    f"{what} was {guard['object']}: torch drops its guard in precompile mode, and what it is now can't "
+                    "be known before the first call. Make it a global, or use the default mode"
+                )
+            if now != guard["object"]:
+                raise ArtifactRefused(f"{what}: {guard['object']} -> {now}")
 
     def loaded(self, guards: Sequence[Guard]) -> None:
         """Say what nobody guards any more; where torch can't recompile after a hit, freeze."""
@@ -122,9 +128,11 @@ class Precompile(NoPrecompile):
 
     def guards(self, before: Sequence[Guard]) -> tuple[Guard, ...]:
         """What was dropped so far, and before."""
-        found = [_written_down(*one) for one in list(self._dropped.found)]
-        unique = {(one["scope"], one["name"], one["object"]): one for one in (*before, *found) if one}
-        return tuple(unique.values())
+        found = [one for dropped in list(self._dropped.found) if (one := _written_down(*dropped))]
+        # What was compiled now stands in the place of what was there, and so does what it looked at.
+        anew = {(one["scope"], one["name"]) for one in found}
+        kept = [one for one in before if (one["scope"], one["name"]) not in anew]
+        return tuple({(one["scope"], one["name"], one["object"]): one for one in (*kept, *found)}.values())
 
     def graphs(self, counted: CacheCounts) -> int:
         """Graphs that came with their functions, and were not traced again."""
@@ -153,28 +161,65 @@ def _refuse_collision(name: str) -> None:
 
 
 def _written_down(kind: str, name: str, scope: str, value: Any) -> Guard | None:
-    what = described(value)
-    if what is None:
+    scope = "__main__" if scope == "__mp_main__" else scope
+    if _settled(value) and (isinstance(value, types.ModuleType) or _reached_through_settled(name, scope)):
         return None
     rebindable = name.startswith("G[") and not isinstance(value, types.ModuleType)
-    scope = "__main__" if scope == "__mp_main__" else scope
-    return {"guard": kind, "name": name, "scope": scope, "object": what, "rebindable": rebindable}
+    return {"guard": kind, "name": name, "scope": scope, "object": described(value), "rebindable": rebindable}
 
 
-def described(value: Any) -> str | None:
-    """What an object is, the same in every process; None for what the versions settle already."""
+def _reached_through_settled(name: str, scope: str) -> bool:
+    """Whether the way to it leads through a module of torch's own, and not through a name of the program's."""
+    root, _, rest = name.removeprefix("G['").partition("']")
+    found = vars(sys.modules[scope]).get(root) if scope in sys.modules else None
+    through_module = isinstance(found, types.ModuleType) and _settled(found) and rest != ""
+    return name.startswith("G['") and (through_module or root.startswith("__"))
+
+
+def _settled(value: Any) -> bool:
+    """Whether it is of torch or Python, and so told apart by their versions."""
+    return _module_of(value).split(".", 1)[0] in _SETTLED
+
+
+def _module_of(value: Any) -> str:
     if isinstance(value, types.ModuleType):
-        return None if value.__name__.split(".", 1)[0] in _SETTLED else f"module {value.__name__}"
+        return value.__name__
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return str(getattr(named, "__module__", None) or "builtins")
+
+
+def described(value: Any) -> str:
+    """What an object is, the same in every process."""
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}"
     if isinstance(value, types.MethodType):
         value = value.__func__
     named = value if hasattr(value, "__qualname__") else type(value)
-    module = str(getattr(named, "__module__", None) or "builtins")
-    if module.split(".", 1)[0] in _SETTLED:
-        return None
-    name = f"{module.replace('__mp_main__', '__main__')}:{named.__qualname__}"
+    name = f"{_module_of(value).replace('__mp_main__', '__main__')}:{named.__qualname__}"
     if isinstance(value, types.FunctionType):
-        return f"function {name} {_code_hash(value.__code__)}"
+        return f"function {name} {_function_hash(value)}"
+    if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return f"builtin {name}"
     return f"{'class' if isinstance(value, type) else 'instance of'} {name}"
+
+
+def _function_hash(function: types.FunctionType) -> str:
+    """Of what it does: its code, and the functions that it closes over."""
+    digest, seen, todo = hashlib.sha256(), set(), [function]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        digest.update(_code_hash(one.__code__).encode())
+        for cell in one.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                inner = cell.cell_contents
+                if isinstance(inner, types.FunctionType):
+                    todo.append(inner)
+                elif callable(inner):
+                    digest.update(described(inner).encode())
+    return digest.hexdigest()[:12]
 
 
 def _code_hash(code: types.CodeType) -> str:
@@ -197,7 +242,7 @@ def _looked_up(guard: Guard) -> str | None:
         if not part.isidentifier():
             return None
         found = getattr(found, part, _NOTHING)
-    return "nothing" if found is _NOTHING else described(found) or "something of torch's or Python's own"
+    return "nothing" if found is _NOTHING else described(found)
 
 
 _NOTHING = object()

@@ -108,7 +108,7 @@ class Packages:
     def _once(self, load: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(load)
         def load_once(cache: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-            code = self._code_of(fn)
+            code = self._told_apart(fn)
             if code is not None and self._in_force(code):
                 return self._found[code]
             found = load(cache, fn, *args, **kwargs)
@@ -140,7 +140,8 @@ class Packages:
         installed = self._installed.get(code, [])
         return bool(installed) and code in self._found and all(map(_entries, installed))
 
-    def _code_of(self, fn: Any) -> types.CodeType | None:
+    def _told_apart(self, fn: Any) -> types.CodeType | None:
+        """The code object of a function, which no other that was looked up is mixed up with."""
         from torch._dynamo.eval_frame import innermost_fn
 
         code: types.CodeType | None = getattr(innermost_fn(fn), "__code__", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -220,6 +221,36 @@ def test_everything_is_put_back(tmp_path, here, monkeypatch):
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "own")
     assert "TRITON_CACHE_DIR" not in os.environ
     assert config.cache_key_tag == before
+
+
+def test_an_interrupt_while_it_loads_leaves_nothing_in_force(tmp_path, here, monkeypatch):
+    """The block is not entered then, so it is not left either."""
+    from torch.compiler import config
+
+    def interrupted(store, bundle):
+        raise KeyboardInterrupt
+
+    before, tag, load = dict(os.environ), config.cache_key_tag, Store.load
+    monkeypatch.setattr(Store, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt), dp.warm_start("m", root=tmp_path / "root"):
+        raise AssertionError("it was entered")
+    assert (dict(os.environ), config.cache_key_tag) == (before, tag)
+    monkeypatch.setattr(Store, "load", load)
+    assert (
+        on_a_thread(lambda: dp.warm_start("m", root=tmp_path / "root").__enter__().__exit__(None, None, None)) is None
+    )
+
+
+def test_a_disk_that_is_full_makes_no_start_fail(tmp_path, here, monkeypatch):
+    """What can't be written down is not, and the start goes on cold."""
+
+    def full(path, value):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    saved(tmp_path / "root")
+    monkeypatch.setattr("dynapolicy.artifacts.workdirs.write_json", full)
+    with pytest.warns(dp.ArtifactWarning, match="No space left"), dp.warm_start("m", root=tmp_path / "root") as start:
+        assert start.verdict == "refused"
 
 
 def on_a_thread(enter):

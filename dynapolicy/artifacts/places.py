@@ -69,8 +69,15 @@ class Places:
         self.work.empty()
         self._make_folders()
 
-    def kernels(self) -> int:
-        """C++ kernels that are in this process's cache folder."""
+    def count_kernels(self) -> None:
+        """Those that are there now are not new."""
+        self._kernels = self._count()
+
+    def new_kernels(self) -> int:
+        """C++ kernels that this process built since."""
+        return self._count() - self._kernels
+
+    def _count(self) -> int:
         return sum(1 for _ in (self.work.path / "inductor").glob("*/*.so"))
 
     def leave(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import bundling
@@ -25,21 +25,14 @@ class Addition:
     Args:
         at: what the warm start put in force.
         compiled: how many graphs were compiled so far.
-        kernels: how many C++ kernels were, beyond those that came with artifacts.
         fields: name, mode and fit, for the manifest.
     """
 
     def __init__(
-        self,
-        store: Store,
-        bundle: Bundle,
-        at: Places,
-        compiled: Callable[[], int],
-        kernels: Callable[[], int],
-        **fields: Any,
+        self, store: Store, bundle: Bundle, at: Places, compiled: Callable[[], int], fields: Mapping[str, Any]
     ) -> None:
         self._store, self._bundle, self._at = store, bundle, at
-        self._compiled, self._kernels, self._fields = compiled, kernels, fields
+        self._compiled, self._fields = compiled, fields
         self.loaded: frozenset[tuple[str, str]] = frozenset()
 
     def save(self) -> bool:
@@ -51,7 +44,7 @@ class Addition:
         """
         mine = bundling.collect(self._at.work.path)
         # A bundle that lacks a kernel is completed, also where no graph was compiled.
-        if mine.empty and not (self.loaded and self._kernels()):
+        if mine.empty and not (self.loaded and self._at.new_kernels()):
             return False
         return self._store.save(self._bundle, lambda: self._with(mine)) is not None
 

@@ -80,25 +80,23 @@ class WarmStart:
         say_unsafe(self._store.root)
         self._at = Places(self.name, self._store, self._fit, self.mode, self._say)
         self._before = compat.counts()
-        self._addition = Addition(
-            self._store,
-            self._bundle,
-            self._at,
-            lambda: self._counted().misses,
-            self._new_kernels,
-            name=self.name,
-            mode=self.mode,
-            fit=self._fit,
-        )
-        self._load()
-        self._kernels_before = self._at.kernels()
-        self._saver = Saver(self._save_if_quiet)
+        fields = {"name": self.name, "mode": self.mode, "fit": self._fit}
+        self._addition = Addition(self._store, self._bundle, self._at, lambda: self._counted().misses, fields)
+        try:
+            self._load()
+            self._at.count_kernels()
+            self._saver = Saver(self._save_if_quiet)
+        except BaseException:
+            # An interrupt amid loading: the block is not entered, so nothing would put this back.
+            self._at.precompile.abandon()
+            self._at.leave()
+            raise
         return self
 
     # -- load --------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        self._at.work.note("cold", self._bundle.id)
+        self._note("cold")
         try:
             if self._at.precompile.refused:
                 raise ArtifactRefused(self._at.precompile.refused)
@@ -108,7 +106,7 @@ class WarmStart:
         except (ArtifactRefused, OSError) as error:
             self._refused = str(error)
             self._loaded = None
-            self._at.work.note("cold", self._bundle.id)
+            self._note("cold")
             self._at.precompile.abandon()
             self._at.empty()
             self._say(f"The artifacts of {self._bundle.id} are refused: {error}. This start goes on cold.")
@@ -155,15 +153,18 @@ class WarmStart:
         if not self._proven:
             self._proven = True
             self._seconds = time.monotonic() - self._began
-            # A disk that is full now must not end a program that runs well.
-            with contextlib.suppress(OSError):
-                self._at.work.note("proven" if self._loaded else "cold", self._bundle.id)
+            self._note("proven" if self._loaded else "cold")
+
+    def _note(self, phase: str) -> None:
+        # A disk that is full must not end a program that runs well without it.
+        with contextlib.suppress(OSError):
+            self._at.work.note(phase, self._bundle.id)
 
     def _blame(self, error: BaseException) -> None:
         why = f"the first call raised {type(error).__name__}: {str(error)[:200]}"
         workdirs.quarantine(self._at.state, self._identity, self._bundle.id, why)
         self._refused, self._loaded, self._addition.loaded = f"quarantined: {why}", None, frozenset()
-        self._at.work.note("cold", self._bundle.id)
+        self._note("cold")
         # Nothing of it stays, on disk or in memory.
         self._at.precompile.abandon()
         self._at.empty()
@@ -195,9 +196,6 @@ class WarmStart:
     def _counted(self) -> compat.CacheCounts:
         return compat.counts().since(self._before)
 
-    def _new_kernels(self) -> int:
-        return self._at.kernels() - self._kernels_before
-
     def record(self) -> WarmStartRecord:
         """How the start went so far, read from torch's counters; after the block, how it went."""
         if self._final is not None:
@@ -210,7 +208,7 @@ class WarmStart:
             refused=self._refused,
             missing=self._missing,
             precompile=self._at.precompile,
-            new_kernels=self._new_kernels(),
+            new_kernels=self._at.new_kernels(),
             load_seconds=self._load_seconds,
             seconds=self._seconds if self._seconds is not None else time.monotonic() - self._began,
         )

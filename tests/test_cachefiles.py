@@ -8,11 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from dynapolicy.artifacts import bundling
 from dynapolicy.artifacts.cachefiles import gather, unpack
+from dynapolicy.artifacts.envelope import Entry
+from dynapolicy.artifacts.store import Loaded
+from dynapolicy.torch_compat import artifacts as compat
 
 HERE = Path(__file__).parent
 
@@ -63,3 +68,35 @@ def test_what_is_no_list_stays_as_it_is(text, tmp_path):
     put(tmp_path / "a", "__grp__k.json", text)
     unpack(gather(tmp_path / "a"), tmp_path / "b")
     assert (tmp_path / "b" / "__grp__k.json").read_text() == text
+
+
+@pytest.mark.parametrize("first", ["torch", "files"])
+def test_what_autotuning_found_is_put_whether_torch_or_the_files_come_first(first, tmp_path, monkeypatch):
+    """It is in torch's blob and among the files, and both are written at a time."""
+    if compat.layout() is None:
+        pytest.skip("torch 2.6 has no blob")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    kind = "autotune" if compat.layout().grouped else "1"
+    found = b'{"XBLOCK": 128}'
+    content = bundling.Content(
+        (Entry(kind, "ab/kernel.best_config", found),), (Entry("file", "inductor/ab/kernel.best_config", found),)
+    )
+    manifest, parts = bundling.manifest_of(content, name="m", mode="default", fit={})
+    done = threading.Event()
+
+    def before(write):
+        return lambda *args: (write(*args), done.set())[0]
+
+    def after(write):
+        return lambda *args: (done.wait(20), write(*args))[1]
+
+    monkeypatch.setattr(compat, "load_blob", (before if first == "torch" else after)(compat.load_blob))
+    monkeypatch.setattr(bundling, "unpack", (after if first == "torch" else before)(bundling.unpack))
+    bundling.put(Loaded(manifest, "identity", parts), content, tmp_path)
+    assert (tmp_path / "inductor/ab/kernel.best_config").read_bytes() == found
+
+
+def test_a_file_stands_in_for_no_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError, match="exists"):
+        unpack([Entry("file", "a", b"x")], tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,10 +49,10 @@ def gather(root: Path, skip: Sequence[str] = ()) -> list[Entry]:
 
 
 def unpack(entries: Iterable[Entry], root: Path) -> None:
-    """Write every entry below ``root``. Keys were checked when the envelope was parsed.
+    """Write every entry below ``root`` that is not there. Keys were checked when the envelope was parsed.
 
     Raises:
-        OSError: a file can't be written.
+        OSError: a file can't be written, or something else is in its place.
     """
     files = [(f"{root}/{entry.key}", _here(entry, root)) for entry in entries]
     for folder in {path.rpartition("/")[0] for path, _ in files}:
@@ -90,8 +91,13 @@ def _renamed(content: bytes, name: Callable[[str], str]) -> bytes:
 def _write(file: tuple[str, bytes | memoryview]) -> None:
     """Never through a link, and never over a file that is there."""
     path, content = file
-    with open(path, "xb", opener=_private) as opened:
-        opened.write(content)
+    try:
+        with open(path, "xb", opener=_private) as opened:
+            opened.write(content)
+    except FileExistsError:
+        # What autotuning found is in torch's blob too, and torch may be first.
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise
 
 
 def _private(path: str, flags: int) -> int:

@@ -116,7 +116,8 @@ def child(method, device, store, began, each_layer):
             (one.float() - other).norm() <= 0.05 * other.norm() for one, other in zip(results, right, strict=True)
         )
         if start is not None:
-            record = {name: getattr(start.record(), name) for name in ("verdict", "compiled", "bytes", "load_seconds")}
+            fields = ("verdict", "reason", "compiled", "bytes", "load_seconds")
+            record = {name: getattr(start.record(), name) for name in fields}
             loaded = record["load_seconds"]
     if method in ("cold", "blob_precompile") and not (store / "blob").exists():
         saved = torch.compiler.save_cache_artifacts()
@@ -189,9 +190,11 @@ def summary(lines):
     for method in dict.fromkeys(line["method"] for line in lines):
         times = sorted(line["first_batches_s"] for line in lines if line["method"] == method)
         totals = sorted(line["total_s"] for line in lines if line["method"] == method)
+        verdicts = {line["start"]["verdict"] for line in lines if line["method"] == method and line["start"]}
         print(
             f"{method:24} n={len(times)}  first batches {statistics.median(times):7.2f} s "
-            f"({times[0]:.2f} - {times[-1]:.2f})  with imports {statistics.median(totals):7.2f} s"
+            f"({times[0]:.2f} - {times[-1]:.2f})  with imports {statistics.median(totals):7.2f} s  "
+            f"{' '.join(sorted(verdicts))}"
         )
 
 

@@ -10,7 +10,8 @@ import types
 import pytest
 
 import dynapolicy as dp
-from dynapolicy.artifacts.precompiled import Precompile, described
+from dynapolicy.artifacts.guarded import described
+from dynapolicy.artifacts.precompiled import Precompile
 from dynapolicy.errors import ArtifactRefused
 from dynapolicy.torch_compat import precompile
 from test_artifacts_warm_start import CHILD, content_of, start

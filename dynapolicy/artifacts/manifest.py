@@ -17,7 +17,7 @@ from ..errors import ArtifactRefused
 __all__ = ["FORMAT", "Manifest", "Part", "differences", "digest_of", "hashes_of"]
 
 #: Raised when a reader of today could misread what is written.
-FORMAT = 2
+FORMAT = 3
 
 #: Bytes hashed at a time: large enough for little overhead, small enough for all cores to share a bundle.
 CHUNK = 4 << 20

@@ -126,7 +126,7 @@ class WarmStart:
         self._at.toolchain.answers.update(manifest.toolchain)
         self._loaded = manifest
         self._addition.loaded = frozenset((one.kind, one.key) for one in content.artifacts)
-        self._at.precompile.loaded(manifest.guards)
+        self._at.precompile.loaded(manifest.guards, self._distrust)
 
     # -- the first good batch ------------------------------------------------------------------------
 
@@ -160,9 +160,12 @@ class WarmStart:
         with contextlib.suppress(OSError):
             self._at.work.note(phase, self._bundle.id)
 
+    def _distrust(self, why: str) -> None:
+        workdirs.quarantine(self._at.state, self._identity, self._bundle.id, why)
+
     def _blame(self, error: BaseException) -> None:
         why = f"the first call raised {type(error).__name__}: {str(error)[:200]}"
-        workdirs.quarantine(self._at.state, self._identity, self._bundle.id, why)
+        self._distrust(why)
         self._refused, self._loaded, self._addition.loaded = f"quarantined: {why}", None, frozenset()
         self._note("cold")
         # Nothing of it stays, on disk or in memory.

@@ -20,6 +20,8 @@ __all__ = ["Packages", "lacking", "recompile_after_hit_raises"]
 #: Known-bad ranges, where no probe can tell. With a hit, the next recompile raises an AssertionError.
 _RECOMPILE_RAISES = SpecifierSet(">=2.10,<2.15", prereleases=True)
 _BUILD = "load_guard_manager"
+#: What several packages of one code object have in common.
+_COMMON = ("_codes", "_source_info", "_resume_codes")
 
 
 def lacking() -> str:
@@ -57,17 +59,22 @@ class Packages:
 
     Args:
         collides: called with the name of a second function that torch can't tell from a first.
+        leave_out: called with a function, what was found for it, and whether nothing was installed yet;
+            whether not to take it.
     """
 
-    def __init__(self, collides: Callable[[str], None]) -> None:
+    def __init__(self, collides: Callable[[str], None], leave_out: Callable[[Any, Any, bool], bool]) -> None:
         from torch._dynamo import package
 
         self.graphs = 0
-        self._collides = collides
+        self._collides, self._leave_out = collides, leave_out
+        self._given_up = False
         self._seen: dict[tuple[str, int], types.CodeType] = {}
         #: What was found for a code object, and the code objects that it was installed for.
         self._found: dict[types.CodeType, Any] = {}
         self._installed: dict[types.CodeType, list[types.CodeType]] = {}
+        #: The first package of a code object.
+        self._first: dict[types.CodeType, Any] = {}
         #: Those that hold what was found, and the globals that installing left in their modules.
         self._packages: list[Any] = []
         self._globals: list[tuple[dict[str, Any], str]] = []
@@ -76,16 +83,16 @@ class Packages:
         self._stand_ins = [
             StandIn(cache, "load", self._once(cache.load)),
             StandIn(taker, "install", self._unless_in_force(taker.install)),
+            StandIn(taker, "initialize", self._with_the_first(taker.initialize)),
+            StandIn(package, _BUILD, _without_filter(vars(package)[_BUILD])),
         ]
-        build = vars(package).get(_BUILD)
-        if build is not None:
-            self._stand_ins.append(StandIn(package, _BUILD, _without_filter(build)))
 
     def stop(self) -> None:
         """Watch no longer."""
         for one in self._stand_ins:
             one.stop()
         self._found.clear()
+        self._first.clear()
         self._packages.clear()
 
     def forget(self) -> None:
@@ -95,6 +102,8 @@ class Packages:
         reset: Any = getattr(eval_frame, "_reset_precompile_entries", None)
         for code in {code for codes in self._installed.values() for code in codes} if reset is not None else ():
             reset(code)
+        self._given_up = True
+        self._first.clear()
         for package in self._packages:
             package.uninstall()
             # As if nothing had been found for it.
@@ -111,9 +120,15 @@ class Packages:
             code = self._told_apart(fn)
             if code is not None and self._in_force(code):
                 return self._found[code]
-            found = load(cache, fn, *args, **kwargs)
+            if code in self._first and code not in self._found:
+                # What this process compiled and saved itself meanwhile, it has.
+                return None
+            with no_compile():  # nor does it save meanwhile
+                found = load(cache, fn, *args, **kwargs)
+            if found is None or self._given_up or self._leave_out(fn, found, not self._packages):
+                return None
             self.graphs += len(getattr(found, "backends", None) or ())
-            if found is not None and code is not None:
+            if code is not None:
                 self._found[code] = found
                 self._installed.pop(code, None)
             return found
@@ -134,6 +149,18 @@ class Packages:
                 self._installed[code] = [one for one in _codes_of(package) if _entries(one)]
 
         return install_once
+
+    def _with_the_first(self, initialize: Callable[..., None]) -> Callable[..., None]:
+        """Torch saves the last package of a code object: what other instances compiled must be in it."""
+
+        @functools.wraps(initialize)
+        def initialize_with_first(package: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
+            initialize(package, fn, *args, **kwargs)
+            first = self._first.setdefault(package._innermost_fn.__code__, package)
+            for name in _COMMON:
+                setattr(package, name, getattr(first, name))
+
+        return initialize_with_first
 
     def _in_force(self, code: types.CodeType) -> bool:
         """Whether the package was installed, and nobody has reset torch since."""

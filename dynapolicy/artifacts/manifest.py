@@ -94,6 +94,7 @@ class Manifest:
         traced: sha256 of each source file that was traced, by module.
         guards: guards that torch dropped, in precompile mode.
         toolchain: what the C++ compiler answered about itself.
+        keys: what torch and Triton hashed of their own files.
         cpu: the instruction set that its C++ was compiled for; empty where it holds none.
     """
 
@@ -106,6 +107,7 @@ class Manifest:
     traced: dict[str, str] = attrs.Factory(dict)
     guards: tuple[dict[str, Any], ...] = ()
     toolchain: dict[str, Any] = attrs.Factory(dict)
+    keys: dict[str, Any] = attrs.Factory(dict)
     cpu: str = ""
     format: int = FORMAT
 
@@ -154,6 +156,7 @@ _TYPES: dict[str, Any] = {
     "traced": dict,
     "guards": list,
     "toolchain": dict,
+    "keys": dict,
     "cpu": str,
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import ArtifactRefused
 from ..torch_compat import artifacts as compat
 from ..torch_compat.autotune import AutotuneNames, key_tag_of_environment
+from ..torch_compat.keys import Keys
 from ..torch_compat.toolchain import Toolchain
 from ..torch_compat.tracing import TracedCode
 from . import precompiled, workdirs
@@ -31,7 +32,7 @@ class Places:
     Attributes:
         state: the folder with this machine's private folders and quarantine.
         work: this process's own cache folder.
-        toolchain, traced, precompile: what watches torch.
+        keys, toolchain, traced, precompile: what watches torch, or answers for it.
 
     Args:
         name: the start's.
@@ -52,6 +53,8 @@ class Places:
             tag = digest_of([key_tag_of_environment(), fit, mode])[:16]
             undo.callback(compat.Held("compiler.cache_key_tag", f"dynapolicy-{tag}").restore)
             undo.callback(AutotuneNames().stop)
+            self.keys = Keys()
+            undo.callback(self.keys.stop)
             self.toolchain = Toolchain({})
             undo.callback(self.toolchain.stop)
             self.traced = TracedCode()

@@ -62,5 +62,6 @@ class Addition:
             traced={**(before.traced if before else {}), **traced_hashes(at.traced.codes)},
             guards=at.precompile.guards(before.guards if before else ()),
             toolchain={**(before.toolchain if before else {}), **at.toolchain.answers},
+            keys=at.keys.known(),
             **self._fields,
         )

@@ -12,7 +12,6 @@ from ..apply import current_policy
 from ..errors import ArtifactError, ArtifactRefused, ArtifactWarning, TooLateWarning, warn
 from ..torch_compat import artifacts as compat
 from ..torch_compat.entries import compiled_something
-from ..torch_compat.keys import hash_ahead
 from . import bundling, workdirs
 from .fit import fit_of
 from .fitting import check_fit, check_usable, why_missing
@@ -71,7 +70,6 @@ class WarmStart:
             raise ArtifactError("warm_start", self.name, "It was entered already", "with", "Call warm_start() again")
         self._entered = True
         self._began = time.monotonic()
-        hash_ahead()
         if compiled_something():
             warn("Something compiled before warm_start: it is in no artifact. Enter it earlier.", TooLateWarning)
         policy, sources, signature, extra = self._asked
@@ -110,6 +108,8 @@ class WarmStart:
             self._at.precompile.abandon()
             self._at.empty()
             self._say(f"The artifacts of {self._bundle.id} are refused: {error}. This start goes on cold.")
+        # Where nothing was loaded, nothing is known of torch's files.
+        self._at.keys.begin({})
         self._load_seconds = time.monotonic() - self._began
 
     def _read(self) -> None:
@@ -117,6 +117,7 @@ class WarmStart:
         manifest = loaded.manifest
         check_fit(manifest, self._fit)
         check_usable(manifest, loaded.identity, self._at.state)
+        self._at.keys.begin(manifest.keys)
         self._at.precompile.check(manifest.guards)
         content = bundling.opened(loaded)
         # From here to the first good batch a death is this artifact's.

@@ -5,6 +5,8 @@ python artifacts_child.py ROOT MODE BATCHES [INSTANCES [RESETS]]
 
 from __future__ import annotations
 
+import enum
+import functools
 import json
 import sys
 import threading
@@ -36,6 +38,51 @@ class Acting(torch.nn.Module):
 
     def forward(self, x):
         return self.act(x) + 1
+
+
+class Mode(enum.Enum):
+    SIN = "sin"
+    COS = "cos"
+
+    def of(self, x):
+        return x.sin() if self is Mode.SIN else x.cos()
+
+
+class Moded(torch.nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x):
+        return self.mode.of(x) + 2
+
+
+class Asked(torch.nn.Module):
+    def forward(self, x, mode):
+        return mode.of(x) + 3
+
+
+def after(act):
+    def decorate(forward):
+        @functools.wraps(forward)
+        def decorated(self, x):
+            return act(forward(self, x))
+
+        return decorated
+
+    return decorate
+
+
+class Sine(torch.nn.Module):
+    @after(torch.sin)
+    def forward(self, x):
+        return x + 4
+
+
+class Cosine(torch.nn.Module):
+    @after(torch.cos)
+    def forward(self, x):
+        return x + 4
 
 
 def count_guard_builds():

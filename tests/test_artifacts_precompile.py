@@ -10,7 +10,8 @@ import types
 import pytest
 
 import dynapolicy as dp
-from dynapolicy.artifacts.guarded import described
+from artifacts_child import Acting, Mode
+from dynapolicy.artifacts.guarded import described, told_apart
 from dynapolicy.artifacts.precompiled import Precompile
 from dynapolicy.errors import ArtifactRefused
 from dynapolicy.torch_compat import precompile
@@ -123,11 +124,52 @@ def test_another_function_of_torch_s_in_a_global_is_refused_once(tmp_path):
 
 
 @pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
-def test_a_function_in_an_attribute_is_never_taken_on_trust(tmp_path):
-    """Before the first call nobody knows which instance it will be."""
+def test_another_function_in_an_attribute_is_compiled_and_the_next_start_is_warm(tmp_path):
+    """A configuration chose another one, while no source changed: what is there is not taken, and stays for others."""
     root = tmp_path / "root"
     assert printed(CHOSEN, root, "attribute", "sin") == ["True", "cold"]
-    assert printed(CHOSEN, root, "attribute", "cos") == ["True", "refused"]
+    assert printed(CHOSEN, root, "attribute", "cos") == ["True", "cold"]
+    assert printed(CHOSEN, root, "attribute", "cos") == ["True", "warm"]
+
+
+#: Instances that share a code object and do other things, told apart by what torch drops its guards on.
+SHARED = """
+import sys, torch, dynapolicy as dp, artifacts_child as child
+torch.manual_seed(0)
+torch.set_num_threads(1)
+x = torch.linspace(-1, 1, 16).view(2, 8)
+models = [(made, x) for made in (child.Acting(torch.sin), child.Acting(torch.cos))]
+models += [(child.Moded(mode), x) for mode in child.Mode]
+models += [(child.Asked(), x, mode) for mode in child.Mode]
+models += [(child.Sine(), x), (child.Cosine(), x)]
+# Two instances, of which each compiles another shape.
+models += [(child.Acting(torch.tanh), x[:1]), (child.Acting(torch.tanh), x[:, :4])]
+late = child.Acting(torch.sigmoid)
+
+def right(step, model, *inputs):
+    return torch.allclose(step(*inputs), model(*inputs), atol=1e-5)
+
+with torch.no_grad(), dp.warm_start("small", root=sys.argv[1], mode="precompile") as start:
+    steps = [torch.compile(model.forward, dynamic=False) for model, *_ in models]
+    good = [right(step, *one) for _ in range(2) for step, one in zip(steps, models)]
+    start.save()
+    # What the save has written is not taken for what was there before.
+    good.append(right(torch.compile(late.forward, dynamic=False), late, x))
+    record = start.record()
+    models[0][0].act = getattr(torch, sys.argv[2])
+    good.append(right(steps[0], models[0][0], x))
+print(all(good), len(good), record.verdict, record.graphs, record.compiled)
+"""
+
+
+@pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
+def test_instances_that_share_code_and_do_other_things_are_told_apart(tmp_path):
+    """A function in an attribute, an enum's member in one and in an argument, a decorator's closure, and rebinding."""
+    root = tmp_path / "root"
+    assert printed(SHARED, root, "exp") == ["True", "22", "cold", "11", "11"]
+    assert printed(SHARED, root, "exp") == ["True", "22", "warm", "12", "0"]
+    # One that was never compiled: compiled now, or eager where this torch can't.
+    assert printed(SHARED, root, "tan") == ["True", "22", "warm", "12", "0"]
 
 
 @pytest.mark.skipif(bool(precompile.lacking()), reason="this torch can't precompile")
@@ -157,7 +199,7 @@ def test_a_rebound_name_is_refused_by_name(mode, monkeypatch):
     module = types.ModuleType("served")
     module.step = one
     monkeypatch.setitem(sys.modules, "served", module)
-    guard = {"scope": "served", "name": "G['step']", "object": described(one), "rebindable": True}
+    guard = {"scope": "served", "name": "G['step']", "object": described(one), "rebindable": True, "entry": ""}
     mode.check([guard])
     module.step = other
     with pytest.raises(ArtifactRefused, match=r"G\['step'\] in served: .*one .* -> .*other"):
@@ -165,6 +207,17 @@ def test_a_rebound_name_is_refused_by_name(mode, monkeypatch):
     del module.step
     with pytest.raises(ArtifactRefused, match="nothing"):
         mode.check([guard])
+
+
+def test_what_an_argument_leads_to_is_refused_where_nobody_can_tell_it_apart(mode):
+    """Two instances of one class are described the same."""
+    guard = {"scope": "served", "name": "L['self'].act", "object": "instance of some:Act", "rebindable": False}
+    with pytest.raises(ArtifactRefused, match=r"L\['self'\]\.act in served was instance of some:Act.*the default mode"):
+        mode.check([{**guard, "entry": ""}])
+    # Where it could be told apart, it is put back, and nothing is refused.
+    mode.check([{**guard, "object": "function some:act 0", "entry": "abc"}])
+    with pytest.raises(ArtifactRefused, match="no code"):
+        mode.check([{**guard, "name": "L['self'", "entry": "abc"}])
 
 
 def test_two_functions_that_torch_cannot_tell_apart_are_an_error(mode):
@@ -192,3 +245,6 @@ def test_an_object_is_described_by_what_it_does():
     assert described(torch.nn.functional.max_pool1d) != described(torch.nn.functional.max_pool2d)
     assert described(len) == "builtin builtins:len"
     assert described(dp) == "module dynapolicy"
+    assert described(Mode.SIN) == "member artifacts_child:Mode.SIN"
+    assert told_apart(Mode.SIN) != told_apart(Mode.COS)
+    assert (described(Acting(one)), told_apart(Acting(one))) == ("instance of artifacts_child:Acting", "")

@@ -93,12 +93,15 @@ json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(m
 fields = st.dictionaries(st.text("abc", min_size=1), json_values)
 
 
+GUARD = {"guard": "ID_MATCH", "name": "G['f']", "scope": "m", "object": "o", "rebindable": True, "entry": ""}
+
+
 @LAW
 @given(st.dictionaries(st.text(max_size=8), json_values, max_size=4), st.binary(max_size=8))
 def test_a_manifest_comes_back_as_it_was_signed(fit, key):
     """With and without a key; another key refuses it."""
     part = Part.of("blob", b"some bytes")
-    manifest = Manifest(name="m", mode="default", fit=fit, parts=(part,), saved=1.5, guards=({"name": "g"},))
+    manifest = Manifest(name="m", mode="default", fit=fit, parts=(part,), saved=1.5, guards=(GUARD,))
     data = manifest.to_bytes(key)
     assert Manifest.from_bytes(data, key or None) == manifest
     with pytest.raises(ArtifactRefused):
@@ -114,14 +117,26 @@ def test_any_bytes_are_no_manifest(data):
 
 
 @LAW
-@given(st.data())
-def test_one_flipped_byte_of_a_signed_manifest_is_refused(data):
-    """Or changes nothing that it says, such as the case of a hexadecimal escape."""
-    manifest = Manifest(name="m", mode="default", fit={"torch": "2"}, parts=(Part.of("blob", b"x"),), saved=1.5)
-    whole = bytearray(manifest.to_bytes(b"key"))
+@given(st.data(), st.sampled_from([b"key", None]))
+def test_one_flipped_byte_of_a_manifest_is_refused(data, key):
+    """Signed or not. Or it changes nothing that the manifest says, such as the case of a hexadecimal escape."""
+    part = Part.of("blob", b"x")
+    manifest = Manifest(name="m", mode="default", fit={"torch": "2"}, parts=(part,), saved=1.5, guards=(GUARD,))
+    whole = bytearray(manifest.to_bytes(key))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(ArtifactRefused):
-        assert Manifest.from_bytes(bytes(whole), b"key") == manifest
+        assert Manifest.from_bytes(bytes(whole), key) == manifest
+
+
+@LAW
+@given(st.sampled_from(sorted(GUARD)), json_values)
+def test_a_guard_with_another_field_is_damage(field, value):
+    """Nothing later meets a guard that lacks a field, or has one of another type."""
+    assume(type(value) is not type(GUARD[field]))
+    for guard in ({**GUARD, field: value}, {one: GUARD[one] for one in GUARD if one != field}, {**GUARD, "x": value}):
+        data = Manifest(name="m", mode="default", fit={}, parts=(), saved=1.5, guards=(guard,)).to_bytes(None)
+        with pytest.raises(ArtifactRefused, match="damaged"):
+            Manifest.from_bytes(data, None)
 
 
 @LAW

@@ -117,8 +117,9 @@ class Manifest:
         return sum(part.size for part in self.parts)
 
     def to_bytes(self, key: bytes | None) -> bytes:
-        """JSON, with an HMAC of everything else where there is a key."""
+        """JSON, with a hash of everything else, and an HMAC where there is a key."""
         body = attrs.asdict(self)
+        body["sha256"] = digest_of(body)
         body["hmac"] = _sign(body, key) if key else ""
         return json.dumps(body, sort_keys=True, indent=1).encode("ascii") + b"\n"
 
@@ -127,7 +128,7 @@ class Manifest:
         """Read what ``to_bytes`` wrote.
 
         Raises:
-            ArtifactRefused: no manifest, of another format, or not signed with ``key``.
+            ArtifactRefused: no manifest, damaged, of another format, or not signed with ``key``.
         """
         try:
             body = json.loads(data)
@@ -136,6 +137,8 @@ class Manifest:
                 raise ArtifactRefused(f"the manifest has format {body['format']!r}, this version reads {FORMAT}")
             if key and not hmac.compare_digest(str(signature), _sign(body, key)):
                 raise ArtifactRefused("the manifest is not signed with this ARTIFACT_KEY")
+            if body.pop("sha256") != digest_of(body):
+                raise ArtifactRefused("the manifest is damaged: its sha256 differs")
             return _checked(body)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ArtifactRefused("the manifest is damaged") from None
@@ -166,7 +169,7 @@ def _checked(body: dict[str, Any]) -> Manifest:
         if not isinstance(body[name], kind) or isinstance(body[name], bool):
             raise TypeError
     parts = tuple(_part(one) for one in body.pop("parts"))
-    guards = tuple(dict(one) for one in body.pop("guards"))
+    guards = tuple(_guard(one) for one in body.pop("guards"))
     return Manifest(parts=parts, guards=guards, **body)
 
 
@@ -176,6 +179,14 @@ def _part(data: Mapping[str, Any]) -> Part:
     if not good or len(data) != 3 or not all(type(one) is str for one in part.sha256):
         raise TypeError
     return part
+
+
+def _guard(data: Mapping[str, Any]) -> dict[str, Any]:
+    texts = ("guard", "name", "scope", "object", "entry")
+    good = all(type(data[one]) is str for one in texts) and type(data["rebindable"]) is bool
+    if not good or len(data) != len(texts) + 1:
+        raise TypeError
+    return dict(data)
 
 
 def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

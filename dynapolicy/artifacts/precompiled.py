@@ -76,7 +76,8 @@ class Precompile(NoPrecompile):
         """
         for guard in guards:
             if guard["entry"]:
-                continue  # it is put back
+                self._put_back_later(guard)
+                continue
             now = looked_up(guard)
             what = f"{guard['name']} in {guard['scope']}"
             if now is None:
@@ -87,6 +88,12 @@ class Precompile(NoPrecompile):
             if now != guard["object"]:
                 raise ArtifactRefused(f"{what}: {guard['object']} -> {now}")
 
+    def _put_back_later(self, guard: Guard) -> None:
+        try:
+            self._kept.add(guard["entry"], Kept(guard["name"], guard["object"], told_apart))
+        except (SyntaxError, ValueError):
+            raise ArtifactRefused(f"a guard that is put back looks at {guard['name']!r}, which is no code") from None
+
     def loaded(self, guards: Sequence[Guard], distrust: Callable[[str], None]) -> None:
         """Say what nobody guards any more; where torch can't recompile after a hit, freeze.
 
@@ -94,9 +101,6 @@ class Precompile(NoPrecompile):
             distrust: sees to it that these artifacts are not loaded again.
         """
         self._distrust = distrust
-        for one in guards:
-            if one["entry"]:
-                self._kept.add(one["entry"], Kept(one["name"], one["object"], told_apart))
         names = sorted({f"{one['scope']}: {one['name']}" for one in guards if one["rebindable"]})
         if names:
             warn(

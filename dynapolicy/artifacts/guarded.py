@@ -81,7 +81,7 @@ def described(value: Any) -> str:
 
 
 def _function_hash(function: types.FunctionType) -> str:
-    """Of what it does: its code, and the functions that it closes over."""
+    """Of what it does: its code, its defaults, and the functions that it closes over."""
     digest, seen, todo = hashlib.sha256(), set(), [function]
     while todo:
         one = todo.pop()
@@ -89,6 +89,7 @@ def _function_hash(function: types.FunctionType) -> str:
             continue
         seen.add(id(one))
         digest.update(_code_hash(one.__code__).encode())
+        digest.update(_written([*(one.__defaults__ or ()), *sorted((one.__kwdefaults__ or {}).items())]).encode())
         for cell in one.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
                 inner = cell.cell_contents
@@ -97,6 +98,17 @@ def _function_hash(function: types.FunctionType) -> str:
                 elif callable(inner):
                     digest.update(described(inner).encode())
     return digest.hexdigest()[:12]
+
+
+def _written(value: Any) -> str:
+    """A default, which older torch doesn't guard: plain values as they are, others by what they do."""
+    if isinstance(value, (tuple, list)):
+        return f"({','.join(map(_written, value))})"
+    value = getattr(value, "__func__", value)
+    if isinstance(value, types.FunctionType):
+        return _code_hash(value.__code__)  # and no further: a function may be its own default
+    plain = isinstance(value, (bool, int, float, complex, str, bytes, types.NoneType))
+    return repr(value) if plain else described(value)
 
 
 def _code_hash(code: types.CodeType) -> str:

@@ -65,7 +65,7 @@ class Precompile(NoPrecompile):
         self._undo.callback(self._kept.stop)
         self._dropped = DroppedGuards(told_apart, self._kept.add)
         self._undo.callback(self._dropped.stop)
-        self._packages = precompile.Packages(_refuse_collision, self._leave_out)
+        self._packages = precompile.Packages(_refuse_collision, self._leave_out, self._trace_again)
         self._undo.callback(self._packages.stop)
 
     def check(self, guards: Sequence[Guard]) -> None:
@@ -141,6 +141,13 @@ class Precompile(NoPrecompile):
         self.note = ", ".join(filter(None, (self.note, why)))
         warn(f"{why}.", ArtifactWarning, once=("left out", why), stacklevel=6)
         return True
+
+    def _trace_again(self, fn: Any, error: Exception) -> None:
+        """Torch can't load what it saved for a function."""
+        self.abandon()
+        what = str(error).partition("\n")[0][:200]
+        self.note = f"torch can't load {getattr(fn, '__qualname__', fn)}: {type(error).__name__}: {what}"
+        warn(f"{self.note}. Everything is traced again.", ArtifactWarning, once=("broken", self.note), stacklevel=6)
 
     def abandon(self) -> None:
         """What was loaded is not used after all: compile again."""

@@ -61,13 +61,19 @@ class Packages:
         collides: called with the name of a second function that torch can't tell from a first.
         leave_out: called with a function, what was found for it, and whether nothing was installed yet;
             whether not to take it.
+        broken: called with a function that torch can't load, and torch's error. It must call ``forget``.
     """
 
-    def __init__(self, collides: Callable[[str], None], leave_out: Callable[[Any, Any, bool], bool]) -> None:
+    def __init__(
+        self,
+        collides: Callable[[str], None],
+        leave_out: Callable[[Any, Any, bool], bool],
+        broken: Callable[[Any, Exception], None],
+    ) -> None:
         from torch._dynamo import package
 
         self.graphs = 0
-        self._collides, self._leave_out = collides, leave_out
+        self._collides, self._leave_out, self._broken = collides, leave_out, broken
         self._given_up = False
         self._seen: dict[tuple[str, int], types.CodeType] = {}
         #: What was found for a code object, and the code objects that it was installed for.
@@ -100,11 +106,17 @@ class Packages:
         from torch._C._dynamo import eval_frame
 
         reset: Any = getattr(eval_frame, "_reset_precompile_entries", None)
-        for code in {code for codes in self._installed.values() for code in codes} if reset is not None else ():
+        codes = {code for codes in self._installed.values() for code in codes}
+        for package in self._packages:
+            codes.update(_codes_of(package))  # it may be installed in part
+        for code in codes if reset is not None else ():
             reset(code)
-        self._given_up = True
+        self._given_up, self.graphs = True, 0
         self._first.clear()
         for package in self._packages:
+            # Packages of one module share names there, and torch's own uninstall fails where one is gone already.
+            self._globals += [(vars(scope), name) for scope, names in _installed(package).items() for name in names]
+            _installed(package).clear()
             package.uninstall()
             # As if nothing had been found for it.
             type(package).__init__(package, package._innermost_fn)
@@ -123,8 +135,12 @@ class Packages:
             if code in self._first and code not in self._found:
                 # What this process compiled and saved itself meanwhile, it has.
                 return None
-            with no_compile():  # nor does it save meanwhile
-                found = load(cache, fn, *args, **kwargs)
+            try:
+                with no_compile():  # nor does it save meanwhile
+                    found = load(cache, fn, *args, **kwargs)
+            except Exception as error:  # whatever torch has against its own file
+                self._broken(fn, error)
+                return None
             if found is None or self._given_up or self._leave_out(fn, found, not self._packages):
                 return None
             self.graphs += len(getattr(found, "backends", None) or ())
@@ -143,8 +159,15 @@ class Packages:
             if code is not None and self._in_force(code):
                 return
             scopes = [(scope, set(scope)) for scope in _scopes_of(package)]
-            install(package, backends, *args, **kwargs)
+            failed = None
+            try:
+                install(package, backends, *args, **kwargs)
+            except Exception as error:  # whatever torch can't make of it
+                failed = error
             self._globals += [(scope, name) for scope, before in scopes for name in scope.keys() - before]
+            if failed is not None:
+                self._broken(package._innermost_fn, failed)
+                return
             if code is not None:
                 self._installed[code] = [one for one in _codes_of(package) if _entries(one)]
 
@@ -184,6 +207,12 @@ def _scopes_of(package: Any) -> list[dict[str, Any]]:
     """The globals of the modules whose functions a package holds."""
     names = {getattr(entry, "python_module", "") for entry in dict(getattr(package, "_codes", ())).values()}
     return [vars(sys.modules[name]) for name in names if name in sys.modules]
+
+
+def _installed(package: Any) -> dict[types.ModuleType, list[str]]:
+    """The names that a package has put into modules."""
+    names: dict[types.ModuleType, list[str]] = getattr(package, "_installed_globals", {})
+    return names
 
 
 def _codes_of(package: Any) -> Iterator[types.CodeType]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import types
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from dynapolicy.artifacts.guarded import described, told_apart
 from dynapolicy.artifacts.precompiled import Precompile
 from dynapolicy.errors import ArtifactRefused
 from dynapolicy.torch_compat import precompile
+from dynapolicy.torch_compat.kept_guards import Kept
 from test_artifacts_warm_start import CHILD, content_of, start
 
 
@@ -248,6 +252,25 @@ def test_what_an_argument_leads_to_is_refused_where_nobody_can_tell_it_apart(mod
     mode.check([{**guard, "object": "function some:act 0", "entry": "abc"}])
     with pytest.raises(ArtifactRefused, match="no code"):
         mode.check([{**guard, "name": "L['self'", "entry": "abc"}])
+
+
+def test_a_guard_that_is_put_back_keeps_nothing_alive():
+    """It outlives the model it was made for, as the cache entry does; no later object passes for that one."""
+    first = Acting(one)
+    by_identity = Kept("L['self']", "", told_apart, first)
+    by_description = Kept("L['self'].act", described(one), told_apart, one)
+    assert by_identity.wrong({"self": first}) == by_description.wrong({"self": first}) == ""
+    assert by_identity.wrong({"self": Acting(one)}) == "another object"
+    assert by_description.wrong({"self": Acting(other)}) == described(other)
+    assert by_description.wrong({}) == "nothing"
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
+    nobody = SimpleNamespace(act=None)
+    assert by_identity.wrong({"self": None}) == by_description.wrong({"self": nobody}) == "another object"
+    # What can't be referred to weakly is held: a number, for one.
+    assert Kept("L['x']", "", told_apart, 7).wrong({"x": 7}) == ""
 
 
 def test_two_functions_that_torch_cannot_tell_apart_are_an_error(mode):

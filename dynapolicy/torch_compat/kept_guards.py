@@ -42,7 +42,7 @@ class Kept:
 
     def __init__(self, name: str, what: str, described: Describe, first: Any = None) -> None:
         self.name, self.what = name, what
-        self._described, self._first = described, first
+        self._described, self._first = described, _weakly(first)
         # As torch does it with its own expressions. It comes from this process or from a checked bundle.
         self._look: Callable[[Any], Any] = eval(f"lambda L: {name}", {})  # noqa: S307
         #: Functions that are made anew for each instance are described once.
@@ -59,7 +59,7 @@ class Kept:
             found = self._look(scope)
         except Exception:
             return "nothing"
-        if (self._first is not None and found is self._first) or self._good.get(id(found)) is found:
+        if found is not None and (found is self._first() or found is self._good.get(id(found))):
             return ""
         now = self._described(found)
         if not now or now != self.what:
@@ -67,6 +67,14 @@ class Kept:
         with contextlib.suppress(TypeError):  # it can't be referred to weakly
             self._good[id(found)] = found
         return ""
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    """A reference that keeps nobody's model alive, where there is one."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def put_back(guard_manager: Any, kept: Sequence[Kept]) -> None:

@@ -36,14 +36,17 @@ def compiled_with(folder):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_triton_compiles_no_kernel_again_in_another_folder(tmp_path):
-    """Its lists of files name them by whole paths, in the folder of a process that is gone."""
-    compiled_with(tmp_path / "first")
+    """Its lists of files name them by whole paths, in the folder of a process that is gone.
+
+    What a kernel was on the way to its binary is left behind.
+    """
+    assert any(path.suffix == ".ttir" for path in compiled_with(tmp_path / "first"))
     entries = gather(tmp_path / "first")
     shutil.rmtree(tmp_path / "first")
     second = tmp_path / "second"
     unpack(entries, second)
     before = {path.relative_to(second): path.stat().st_mtime_ns for path in second.rglob("*") if path.is_file()}
-    assert any(path.suffix == ".cubin" for path in before)
+    assert sorted(path.name for path in before) == ["__grp__add_one.json", "add_one.cubin", "add_one.json"]
     assert compiled_with(second) == before
 
 

@@ -21,10 +21,13 @@ _SKIPPED_ENDS = (".lock", ".tmp")
 _LARGE = 1 << 20
 #: Triton's lists of the files of a kernel, each named by its whole path. Elsewhere Triton would find none of them.
 _LIST = "__grp__"
+#: What a kernel was on the way to its binary, which is what runs; Triton needs none of it where the binary is there.
+_BINARY = (".cubin", ".hsaco")
+_ON_THE_WAY = (".source", ".ttir", ".ttgir", ".llir", ".ptx", ".amdgcn")
 
 
 def gather(root: Path, skip: Sequence[str] = ()) -> list[Entry]:
-    """Every file below ``root``, by its path there; so are the files that Triton's lists name.
+    """Every file below ``root`` that a start needs, by its path there; so are the files that Triton's lists name.
 
     Args:
         skip: folders below ``root``, as paths, that are left out.
@@ -35,9 +38,11 @@ def gather(root: Path, skip: Sequence[str] = ()) -> list[Entry]:
         folders[:] = [
             one for one in folders if not one.startswith(_SKIPPED_FOLDERS) and (here / one).as_posix() not in skip
         ]
+        compiled = any(name.endswith(_BINARY) for name in files)
+        skipped = (*_SKIPPED_ENDS, *_ON_THE_WAY) if compiled else _SKIPPED_ENDS
         for name in files:
             path = Path(folder, name)
-            if name.endswith(_SKIPPED_ENDS) or path.is_symlink():
+            if name.endswith(skipped) or path.is_symlink():
                 continue
             # A file may be removed between being listed and being read.
             with contextlib.suppress(OSError):

@@ -64,6 +64,25 @@ def test_a_list_names_files_below_the_new_folder_and_leaves_others(tmp_path):
     assert listed == {"k.cubin": str(tmp_path / "b/triton/HASH/k.cubin"), "libdevice.bc": "/usr/lib/libdevice.bc"}
 
 
+def test_a_list_names_no_file_that_stays_behind(tmp_path):
+    """Since 3.8 Triton takes no list of which a file is missing, and compiles the kernel again."""
+    kernel = tmp_path / "a" / "triton" / "HASH"
+    names = ["k.source", "k.ttir", "k.ttgir", "k.llir", "k.ptx", "k.cubin", "k.json"]
+    for name in names:
+        put(kernel, name, "x")
+    put(kernel, "__grp__k.json", json.dumps({"child_paths": {name: str(kernel / name) for name in names}}))
+    unpack(gather(tmp_path / "a"), tmp_path / "b")
+    listed = json.loads((tmp_path / "b" / "triton" / "HASH" / "__grp__k.json").read_text())["child_paths"]
+    assert list(listed) == ["k.cubin", "k.json"]
+    assert all(Path(path).exists() for path in listed.values())
+
+
+def test_a_kernel_without_a_binary_is_kept_whole(tmp_path):
+    put(tmp_path / "a", "k.spv", "x")
+    put(tmp_path / "a", "k.ttir", "x")
+    assert sorted(entry.key for entry in gather(tmp_path / "a")) == ["k.spv", "k.ttir"]
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"child_paths": 3}', '{"child_paths": {"k": 3}}', '{"k": {}}']
 )

@@ -48,7 +48,7 @@ def gather(root: Path, skip: Sequence[str] = ()) -> list[Entry]:
             with contextlib.suppress(OSError):
                 content = path.read_bytes()
                 if name.startswith(_LIST):
-                    content = _renamed(content, lambda listed: _below(listed, root))
+                    content = _renamed(content, lambda listed: _below(listed, root), left_out=skipped)
                 found.append(Entry("file", (here / name).as_posix(), content))
     return found
 
@@ -83,11 +83,16 @@ def _below(path: str, root: Path) -> str:
         return path
 
 
-def _renamed(content: bytes, name: Callable[[str], str]) -> bytes:
-    """A list with every path in it named anew; what is no such list stays as it is."""
+def _renamed(content: bytes, name: Callable[[str], str], left_out: tuple[str, ...] = ()) -> bytes:
+    """A list with every path in it named anew; what is no such list stays as it is.
+
+    Args:
+        left_out: ends of files that are named no more: since 3.8 Triton takes no list of which a file is missing.
+    """
     try:
         listed = json.loads(content)
-        listed["child_paths"] = {file: name(path) for file, path in listed["child_paths"].items()}
+        kept = {file: path for file, path in listed["child_paths"].items() if not file.endswith(left_out)}
+        listed["child_paths"] = {file: name(path) for file, path in kept.items()}
         return json.dumps(listed).encode()
     except (ValueError, TypeError, KeyError, AttributeError):
         return content

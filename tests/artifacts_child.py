@@ -100,6 +100,22 @@ def count_guard_builds():
     return built
 
 
+def count_stacks():
+    """For each fake tensor mode that torch makes for a tensor in loaded guards, whether it has its maker's stack."""
+    from torch._subclasses import FakeTensorMode
+
+    made, taken = FakeTensorMode.__init__, []
+
+    @functools.wraps(made)
+    def counted(mode, *args, **kwargs):
+        made(mode, *args, **kwargs)
+        if sys._getframe(1).f_code.co_name == "_unpickle_tensor":
+            taken.append(bool(mode._stack_trace))
+
+    FakeTensorMode.__init__ = counted
+    return taken
+
+
 def left_in_force():
     """On this thread and on another, the settings that a warm start holds while it lasts."""
     import torch._dynamo
@@ -127,7 +143,7 @@ def compile_and_compare(models, batches):
 
 
 def main(root, mode, batches, instances=1, resets=0):
-    built = count_guard_builds()
+    built, stacks = count_guard_builds(), count_stacks()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     models = torch.nn.ModuleList(Model() for _ in range(instances))
@@ -140,7 +156,14 @@ def main(root, mode, batches, instances=1, resets=0):
                 torch._dynamo.reset()
                 right = right and compile_and_compare(models, batches)
     said = [str(one.message) for one in caught if issubclass(one.category, dp.DynapolicyWarning)]
-    saw = {"text": str(start), "right": right, "said": said, "builds": len(built), "left": left_in_force()}
+    saw = {
+        "text": str(start),
+        "right": right,
+        "said": said,
+        "builds": len(built),
+        "stacks": stacks,
+        "left": left_in_force(),
+    }
     print(json.dumps({**record, **saw}))
 
 

@@ -47,6 +47,9 @@ def test_a_restart_traces_nothing_and_says_what_nobody_guards(tmp_path):
     assert (warm["verdict"], warm["graphs"], warm["compiled"], warm["right"]) == ("warm", 2, 0, True)
     # Torch alone builds loaded guards twice, for a filter that has nothing left to drop.
     assert warm["builds"] == 2
+    # Torch alone takes a stack for each tensor in them.
+    assert warm["stacks"]
+    assert not any(warm["stacks"])
     assert warm["left"] == [["", False]] * 2
     assert any("__main__: G['helper']" in said for said in warm["said"])
     frozen = any("compilation is frozen" in said for said in warm["said"])

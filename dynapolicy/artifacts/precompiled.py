@@ -14,6 +14,7 @@ from ..errors import ArtifactError, ArtifactRefused, ArtifactWarning, RestoreErr
 from ..torch_compat import precompile
 from ..torch_compat.artifacts import CacheCounts, Held
 from ..torch_compat.dropped_guards import DroppedGuards
+from ..torch_compat.fake_modes import ModesWithoutStacks
 from ..torch_compat.kept_guards import Kept, KeptGuards
 from .guarded import Guard, looked_up, told_apart, written_down
 
@@ -67,6 +68,7 @@ class Precompile(NoPrecompile):
         self._undo.callback(self._dropped.stop)
         self._packages = precompile.Packages(_refuse_collision, self._leave_out, self._trace_again)
         self._undo.callback(self._packages.stop)
+        self._undo.callback(ModesWithoutStacks().stop)
 
     def check(self, guards: Sequence[Guard]) -> None:
         """Hold what was written down against what is there.

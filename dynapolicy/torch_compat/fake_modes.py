@@ -1,0 +1,65 @@
+"""Fake tensor modes without the stack of whoever made them, while guards are read.
+
+Torch makes a mode for each tensor in guards that it loads, and keeps its stack for a message of which nobody
+will be in need. Taking a stack looks at every source file in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .stand_in import StandIn
+
+__all__ = ["ModesWithoutStacks"]
+
+_READ, _STACKS = "load_guards_state", "traceback"
+
+
+class ModesWithoutStacks:
+    """Spares a thread the stacks while it reads guards, until ``stop``; nothing where torch takes none."""
+
+    def __init__(self) -> None:
+        from torch._dynamo import package
+        from torch._subclasses import fake_tensor
+
+        self._stand_ins = []
+        if vars(fake_tensor).get(_STACKS) is traceback:
+            stacks = _Stacks()
+            self._stand_ins = [
+                StandIn(fake_tensor, _STACKS, stacks),
+                StandIn(package, _READ, stacks.spared(vars(package)[_READ])),
+            ]
+
+    def stop(self) -> None:
+        """Take stacks again."""
+        for one in self._stand_ins:
+            one.stop()
+
+
+class _Stacks(threading.local):
+    """Python's ``traceback``, with empty stacks for a thread that reads guards."""
+
+    reading = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(traceback, name)
+
+    def extract_stack(self, f: types.FrameType | None = None, limit: int | None = None) -> traceback.StackSummary:
+        return traceback.StackSummary() if self.reading else traceback.extract_stack(f or sys._getframe(1), limit)
+
+    def spared(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        @functools.wraps(read)
+        def read_without_stacks(guards_state: bytes) -> Any:
+            self.reading = True
+            try:
+                return read(guards_state)
+            finally:
+                self.reading = False
+
+        return read_without_stacks

@@ -1,4 +1,4 @@
-"""Fake tensor modes take no stack while guards are read; elsewhere they do."""
+"""Fake tensor modes take no stack while a package is installed; elsewhere they do."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import threading
 
 import pytest
 import torch
-from torch._dynamo import package
 from torch._subclasses import FakeTensorMode, fake_tensor
 
+from dynapolicy.torch_compat import precompile
 from dynapolicy.torch_compat.fake_modes import ModesWithoutStacks
 
-if not hasattr(package, "load_guards_state"):
-    pytest.skip(f"torch {torch.__version__} loads no guards", allow_module_level=True)
+if precompile.lacking():
+    pytest.skip(f"torch {torch.__version__} can't precompile", allow_module_level=True)
+
+from torch._dynamo.package import CompilePackage
 
 
 def names(mode):
@@ -20,58 +22,54 @@ def names(mode):
 
 
 @pytest.fixture
-def reading(monkeypatch):
-    """What runs while guards are read."""
-    run = []
-    monkeypatch.setattr(package, "load_guards_state", lambda _: run[-1]())
+def installing(monkeypatch):
+    """Runs a function while a package is installed."""
+    monkeypatch.setattr(CompilePackage, "install", lambda run: run())
     held = ModesWithoutStacks()
-
-    def read(fn):
-        run.append(fn)
-        return package.load_guards_state(b"")
-
-    yield read
+    yield CompilePackage.install
     held.stop()
 
 
-def test_only_the_thread_that_reads_is_spared(reading):
+def test_only_the_thread_that_installs_is_spared(installing):
     made = {}
 
     def make(name):
         made[name] = names(FakeTensorMode())
 
     def both():
-        make("reader")
+        make("installer")
         other = threading.Thread(target=make, args=["other"])
         other.start()
         other.join()
 
-    reading(both)
+    installing(both)
     make("after")
-    assert made["reader"] == []
+    assert made["installer"] == []
     assert made["other"][-2:] == made["after"][-2:] == ["make", "__init__"]
 
 
-def test_a_mode_without_a_stack_can_say_so(reading):
-    assert reading(FakeTensorMode).stack == ""
+def test_a_mode_without_a_stack_can_say_so(installing):
+    made = []
+    installing(lambda: made.append(FakeTensorMode()))
+    assert made[0].stack == ""
 
 
-def test_a_failed_read_is_over(reading):
+def test_stacks_are_taken_again_after_an_install_that_failed(installing):
     with pytest.raises(ZeroDivisionError):
-        reading(lambda: 1 / 0)
+        installing(lambda: 1 / 0)
     assert names(FakeTensorMode())
 
 
 def test_stop_puts_torch_s_own_back():
-    before = fake_tensor.traceback, package.load_guards_state
+    before = fake_tensor.traceback, CompilePackage.install
     ModesWithoutStacks().stop()
-    assert (fake_tensor.traceback, package.load_guards_state) == before
+    assert (fake_tensor.traceback, CompilePackage.install) == before
 
 
-def test_another_torch_that_takes_no_stacks_is_left_alone(monkeypatch):
+def test_a_torch_that_takes_no_stacks_is_left_alone(monkeypatch):
     monkeypatch.delattr(fake_tensor, "traceback")
-    before = package.load_guards_state
+    before = CompilePackage.install
     held = ModesWithoutStacks()
-    assert package.load_guards_state is before
+    assert CompilePackage.install is before
     held.stop()
     assert not hasattr(fake_tensor, "traceback")

@@ -1,7 +1,7 @@
-"""Fake tensor modes without the stack of whoever made them, while guards are read.
+"""Fake tensor modes without the stack of whoever made them, while a package is installed.
 
-Torch makes a mode for each tensor in guards that it loads, and keeps its stack for a message of which nobody
-will be in need. Taking a stack looks at every source file in it.
+Torch makes a mode for each tensor in guards that it loads and one for each graph, and keeps its stack for a message
+of which nobody will be in need. Taking a stack looks at every source file in it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .stand_in import StandIn
 
 __all__ = ["ModesWithoutStacks"]
 
-_READ, _STACKS = "load_guards_state", "traceback"
+_STACKS = "traceback"
 
 
 class ModesWithoutStacks:
-    """Spares a thread the stacks while it reads guards, until ``stop``; nothing where torch takes none."""
+    """Spares a thread the stacks while it installs a package, until ``stop``; nothing where torch takes none."""
 
     def __init__(self) -> None:
         from torch._dynamo import package
@@ -31,9 +31,10 @@ class ModesWithoutStacks:
         self._stand_ins = []
         if vars(fake_tensor).get(_STACKS) is traceback:
             stacks = _Stacks()
+            installer: Any = vars(package)["CompilePackage"]
             self._stand_ins = [
                 StandIn(fake_tensor, _STACKS, stacks),
-                StandIn(package, _READ, stacks.spared(vars(package)[_READ])),
+                StandIn(installer, "install", stacks.spared(installer.install)),
             ]
 
     def stop(self) -> None:
@@ -43,23 +44,23 @@ class ModesWithoutStacks:
 
 
 class _Stacks(threading.local):
-    """Python's ``traceback``, with empty stacks for a thread that reads guards."""
+    """Python's ``traceback``, with empty stacks for a thread that installs a package."""
 
-    reading = False
+    installing = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)
 
     def extract_stack(self, f: types.FrameType | None = None, limit: int | None = None) -> traceback.StackSummary:
-        return traceback.StackSummary() if self.reading else traceback.extract_stack(f or sys._getframe(1), limit)
+        return traceback.StackSummary() if self.installing else traceback.extract_stack(f or sys._getframe(1), limit)
 
-    def spared(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        @functools.wraps(read)
-        def read_without_stacks(guards_state: bytes) -> Any:
-            self.reading = True
+    def spared(self, install: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(install)
+        def install_without_stacks(*args: Any, **kwargs: Any) -> None:
+            self.installing = True
             try:
-                return read(guards_state)
+                install(*args, **kwargs)
             finally:
-                self.reading = False
+                self.installing = False
 
-        return read_without_stacks
+        return install_without_stacks
